@@ -30,20 +30,9 @@ from cerebro.machine.resources import usable_cores
 
 # Packages whose versions can change the bits of a run, or determine which data can be read.
 PACKAGES = (
-    "numpy",
-    "torch",
-    "torchvision",
-    "jax",
-    "jaxlib",
-    "optax",
-    "scikit-learn",
-    "scipy",
-    "mkl",
-    "pandas",
-    "pyarrow",
-    "pillow",
-    "cloudpickle",
-)
+    "numpy torch torchvision jax jaxlib optax scikit-learn scipy mkl pandas pyarrow pillow "
+    "cloudpickle"
+).split()
 
 # NVIDIA's libraries, whose packages can be replaced independently of PyTorch: a different version
 # chooses different kernels. Also the plugins that install them for JAX.
@@ -62,30 +51,13 @@ DEFAULT_HASH_SEED = "0"
 
 # Variables that make libraries choose other kernels or orders, and so change the bits.
 VARIABLES = (
-    "ATEN_CPU_CAPABILITY",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "DNNL_DEFAULT_FPMATH_MODE",
-    "DNNL_MAX_CPU_ISA",
-    "GLIBC_TUNABLES",
-    BACKEND_VARIABLE,
-    "KMP_DETERMINISTIC_REDUCTION",
-    "LD_PRELOAD",
-    "MKL_CBWR",
-    "MKL_DEBUG_CPU_TYPE",
-    "MKL_DYNAMIC",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "NPY_DISABLE_CPU_FEATURES",
-    "NPY_ENABLE_CPU_FEATURES",
-    "NVIDIA_TF32_OVERRIDE",
-    "OMP_DYNAMIC",
-    "OMP_SCHEDULE",
-    "OMP_THREAD_LIMIT",
-    "ONEDNN_DEFAULT_FPMATH_MODE",
-    "ONEDNN_MAX_CPU_ISA",
-    "OPENBLAS_CORETYPE",
-    HASH_SEED,
-    "XLA_FLAGS",
-)
+    "ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA", "GLIBC_TUNABLES", BACKEND_VARIABLE, "KMP_DETERMINISTIC_REDUCTION",
+    "LD_PRELOAD", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_DYNAMIC", "MKL_ENABLE_INSTRUCTIONS",
+    "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "NVIDIA_TF32_OVERRIDE", "OMP_DYNAMIC",
+    "OMP_SCHEDULE", "OMP_THREAD_LIMIT", "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE", HASH_SEED, "XLA_FLAGS",
+)  # fmt: skip
 
 # Set to `threads` in workers, and unchanged in the caller's process. XLA reads the last one when
 # JAX first computes in a process.

@@ -207,27 +207,8 @@ def is_full(error: BaseException) -> bool:
 
 
 NETWORK_FILE_SYSTEMS = frozenset(
-    [
-        "9p",
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "fuse.glusterfs",
-        "fuse.s3fs",
-        "fuse.sshfs",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "ncpfs",
-        "nfs",
-        "nfs4",
-        "smb2",
-        "smb3",
-        "smbfs",
-        "vboxsf",
-        "virtiofs",
-    ]
+    "9p afs beegfs ceph cifs fuse.glusterfs fuse.s3fs fuse.sshfs glusterfs gpfs lustre ncpfs nfs "
+    "nfs4 smb2 smb3 smbfs vboxsf virtiofs".split()
 )
 
 

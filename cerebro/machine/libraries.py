@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cerebro.errors import InputError
-from cerebro.machine.flags import TORCH
+from cerebro.machine.flags import TORCH, LibrarySettings
 from cerebro.machine.imports import find_whole_module
-from cerebro.machine.library_settings import LibrarySettings
 
 
 class JaxSettings(LibrarySettings):
@@ -257,6 +256,12 @@ def present_settings() -> dict[str, dict[str, Any]]:
 def recorded_settings(environment: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the settings in the record of an environment."""
     return {library.name: environment.get(library.name, {}) for library in LIBRARIES}
+
+
+def begin_run(settings: Settings, *, own_process: bool) -> None:
+    """Prepare this process for a run with these settings; `own_process`: it is a worker's."""
+    for library in LIBRARIES:
+        library.begin_run(settings.get(library.name, {}), own_process=own_process)
 
 
 def apply_settings(settings: Settings) -> None:
