@@ -30,9 +30,9 @@ from cerebro.machine.resources import usable_cores
 
 # Packages whose versions can change the bits of a run, or determine which data can be read.
 PACKAGES = (
-    "numpy torch torchvision jax jaxlib optax scikit-learn scipy mkl pandas pyarrow pillow "
-    "cloudpickle"
-).split()
+    "numpy", "torch", "torchvision", "jax", "jaxlib", "optax", "scikit-learn", "scipy", "mkl",
+    "pandas", "pyarrow", "pillow", "cloudpickle",
+)  # fmt: skip
 
 # NVIDIA's libraries, whose packages can be replaced independently of PyTorch: a different version
 # chooses different kernels. Also the plugins that install them for JAX.

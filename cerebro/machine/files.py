@@ -206,10 +206,11 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in FULL
 
 
-NETWORK_FILE_SYSTEMS = frozenset(
-    "9p afs beegfs ceph cifs fuse.glusterfs fuse.s3fs fuse.sshfs glusterfs gpfs lustre ncpfs nfs "
-    "nfs4 smb2 smb3 smbfs vboxsf virtiofs".split()
-)
+NETWORK_FILE_SYSTEMS = (
+    "9p", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs",
+    "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "smb2", "smb3", "smbfs", "vboxsf",
+    "virtiofs",
+)  # fmt: skip
 
 
 def file_system(path: str | os.PathLike[str]) -> str:
@@ -253,7 +254,7 @@ def is_network_file_system(path: str | os.PathLike[str]) -> bool:
     return file_system(path) in NETWORK_FILE_SYSTEMS
 
 
-MEMORY_FILE_SYSTEMS = frozenset(["tmpfs", "ramfs", "hugetlbfs"])
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "hugetlbfs")
 
 
 def free_bytes(folder: Path) -> int:

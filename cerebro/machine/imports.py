@@ -209,9 +209,9 @@ def _changed_at(file: str) -> int:
 
 
 LIBRARIES = (
-    "cloudpickle jax jinja2 matplotlib numpy optuna pandas PIL pyarrow ray optax rich safetensors "
-    "scipy sklearn torch torchvision"
-).split()
+    "cloudpickle", "jax", "jinja2", "matplotlib", "numpy", "optuna", "pandas", "PIL", "pyarrow",
+    "ray", "optax", "rich", "safetensors", "scipy", "sklearn", "torch", "torchvision",
+)  # fmt: skip
 """Libraries that are packages, so a single file with the same name is not the library."""
 
 

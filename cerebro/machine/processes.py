@@ -17,9 +17,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
 _PASSED_ON = (
-    "Umask Uid Gid Groups SigBlk SigIgn NoNewPrivs Seccomp CapInh CapPrm CapEff CapBnd CapAmb "
-    "Cpus_allowed Mems_allowed"
-).split()
+    "Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "NoNewPrivs", "Seccomp", "CapInh",
+    "CapPrm", "CapEff", "CapBnd", "CapAmb", "Cpus_allowed", "Mems_allowed",
+)  # fmt: skip
 """The lines of ``/proc/.../status`` about attributes that a new program inherits."""
 
 
