@@ -243,6 +243,11 @@ class Range:
         numbers = [o for o in self.options if is_number(o)]
         return sorted(set(numbers)) if len(numbers) == len(self.options) else []
 
+    @property
+    def ends(self) -> tuple[float | None, float | None]:
+        """The lowest and the highest value."""
+        return (self.steps[0], self.steps[-1]) if self.steps else (self.low, self.high)
+
 
 def is_number(value: Any) -> bool:
     """Return whether a setting's value is a number and not a boolean."""

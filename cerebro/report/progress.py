@@ -55,43 +55,42 @@ class Lines(Progress):
 
     def __init__(self, stream: TextIO) -> None:
         self._output = Output(stream)
-        self._epochs: dict[int, int] = {}
-        self._status: dict[int, str] = {}
+        self._reported: dict[int, TrialRow] = {}  # none that will not appear in a snapshot again
         self._resting = False
 
     def phase(self, what: str) -> None:
         self._write(f"{what} ...")
 
     def run_started(self, snapshot: Snapshot) -> None:
-        self._remember(snapshot)  # do not report trials of an earlier part of the run
+        self._reported = {row.number: row for row in snapshot.trials}  # of an earlier part
         where = f", kept in {snapshot.path}" if snapshot.path else ""
         self._write(f"started with {count_workers(snapshot.workers)}{where}")
 
     def update(self, snapshot: Snapshot) -> None:
         columns: list[str] | None = None
         for row in snapshot.trials:
-            if row.epoch > self._epochs.get(row.number, 0):
+            before = self._reported.get(row.number)
+            if row.epoch > (0 if before is None else before.epoch):
                 if columns is None:
                     columns = fmt.metric_columns(
                         (t.metrics for t in snapshot.trials), snapshot.metric
                     )
                 self._write(self._epoch_line(snapshot, row, columns))
-            is_new = row.status != self._status.get(row.number)
+            is_new = before is None or row.status != before.status
             if is_new and row.status in (*FAILED, "stopped"):
-                self._write(self._end_line(snapshot, row))
-        self._remember(snapshot)
+                cause = f": {row.error}" if row.error else ""
+                done = f"{fmt.percent(snapshot.share_done):>4}"
+                self._write(f"{done}: trial {row.number} {row.status}{cause}")
+        self._reported = {row.number: row for row in snapshot.trials}
         if snapshot.resting != self._resting:
             self._resting = snapshot.resting
-            self._write(f"{fmt.percent(snapshot.share_done):>4}: {_describe_pause(snapshot)}")
+            to_continue = f"python -m cerebro continue {shlex.quote(snapshot.path)}"
+            what = f"paused; to continue: {to_continue}" if snapshot.resting else "continued"
+            self._write(f"{fmt.percent(snapshot.share_done):>4}: {what}")
 
     def finished(self, snapshot: Snapshot, result: Any) -> None:
         self.update(snapshot)
         self._write(describe_end(snapshot))
-
-    def _remember(self, snapshot: Snapshot) -> None:
-        """Remember the reported trials; forget those that will not appear in a snapshot again."""
-        self._epochs = {row.number: row.epoch for row in snapshot.trials}
-        self._status = {row.number: row.status for row in snapshot.trials}
 
     def _epoch_line(self, snapshot: Snapshot, row: TrialRow, columns: Sequence[str]) -> str:
         values = "".join(
@@ -108,10 +107,6 @@ class Lines(Progress):
             f"{', '.join(filter(None, [progress, snapshot.time_left]))}: trial {row.number} epoch "
             f"{row.epoch}/{row.epochs}{values}{rate}{_best_of_others(snapshot, row)}"
         )
-
-    def _end_line(self, snapshot: Snapshot, row: TrialRow) -> str:
-        cause = f": {row.error}" if row.error else ""
-        return f"{fmt.percent(snapshot.share_done):>4}: trial {row.number} {row.status}{cause}"
 
     def _write(self, line: str) -> None:
         self._output.write(f"{line}\n")
@@ -171,12 +166,6 @@ def describe_end(snapshot: Snapshot) -> str:
     ]
     tie = fmt.describe_tie(alike)
     return f"{text}; best: trial {best.number}{tie and f' ({tie})'}"
-
-
-def _describe_pause(snapshot: Snapshot) -> str:
-    if not snapshot.resting:
-        return "continued"
-    return f"paused; to continue: python -m cerebro continue {shlex.quote(snapshot.path)}"
 
 
 def count_workers(count: int) -> str:

@@ -32,6 +32,11 @@ class Look:
     runners_up: tuple[str, str, str, str]
     shades: tuple[float, float]  # the part of the color map that is readable on the page
 
+    def box(self, pad: float, alpha: float) -> dict[str, Any]:
+        """Return the background of a label that is drawn over lines."""
+        edges = {"boxstyle": f"round,pad={pad}", "edgecolor": "none"}
+        return {**edges, "facecolor": self.page, "alpha": alpha}
+
 
 LIGHT = Look(
     page="#ffffff",
@@ -121,6 +126,21 @@ def write_title(look: Look, axes: Axes, text: str, detail: str = "") -> None:
     axes.set_title(text, loc="left", fontsize=11, fontweight="bold", color=look.ink, pad=10)
     if detail:
         axes.set_title(detail, loc="right", fontsize=9, color=look.dim, pad=10)
+
+
+def write_legend(
+    look: Look, figure: Figure, handles: Sequence[Any], columns: int, **options: Any
+) -> None:
+    """Write a legend below the axes."""
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=columns,
+        fontsize=8,
+        frameon=False,
+        labelcolor=look.ink,
+        **options,
+    )
 
 
 def escape_dollars(text: str) -> str:

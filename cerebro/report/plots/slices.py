@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cerebro.errors import InputError
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 from cerebro.report.format import Range
@@ -20,6 +19,7 @@ from cerebro.report.plots.look import (
     escape_dollars,
     tick_labels,
     wrap,
+    write_legend,
 )
 from cerebro.report.plots.values import (
     axis_label,
@@ -30,6 +30,7 @@ from cerebro.report.plots.values import (
     missing_metric_error,
     ranges_of,
     sort_best_first,
+    too_few_error,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def draw_slices(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
     configs = {t.number: flatten(t.config) for t in shown}
     names = fmt.find_varying(list(configs.values()))
     if not names:
-        raise InputError("kind='slice': needs two finished trials that differ")
+        raise too_few_error("slice")
     points = {t.number: find_selected_point(result, t, metric) for t in shown}
     values = {n: math.nan if p is None else p[1] for n, p in points.items()}
     groups = _groups(shown, values, ranked[0].number)
@@ -106,7 +107,7 @@ def draw_slices(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
     for axes in panels[len(names) :]:
         axes.set_visible(False)
     _scale_metric(panels[0], list(values.values()))
-    _write_legend(figure, groups, look)
+    _explain_marks(figure, groups, look)
     return figure
 
 
@@ -244,7 +245,7 @@ def _scale_metric(axes: Axes, values: Sequence[float]) -> None:
     axes.margins(y=0.12)
 
 
-def _write_legend(figure: Figure, groups: Mapping[str, Sequence[int]], look: Look) -> None:
+def _explain_marks(figure: Figure, groups: Mapping[str, Sequence[int]], look: Look) -> None:
     """Write the title, and explain the marks that occur."""
     from matplotlib.lines import Line2D
 
@@ -261,14 +262,7 @@ def _write_legend(figure: Figure, groups: Mapping[str, Sequence[int]], look: Loo
         for name, style in _styles(look).items()
         if name in groups
     ]
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=len(handles),
-        fontsize=8,
-        frameon=False,
-        labelcolor=look.ink,
-    )
+    write_legend(look, figure, handles, len(handles))
     figure.suptitle(
         "Metric by setting", x=0.01, ha="left", fontsize=11, fontweight="bold", color=look.ink
     )

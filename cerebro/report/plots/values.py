@@ -56,13 +56,14 @@ def sort_best_first(result: Any, metric: str, trials: Sequence[Any]) -> list[Any
     return sorted((t for t in trials if series(t, metric)[1]), key=key)
 
 
-def known_metrics(trials: Sequence[Any]) -> str:
-    names = sorted({name for t in trials for e in t.history for name in e["metrics"]})
-    return ", ".join(names) if names else "none, because no epoch has finished"
-
-
 def missing_metric_error(metric: str, trials: Sequence[Any]) -> InputError:
-    return InputError(f"metric={metric!r}: no trial has it yet; available: {known_metrics(trials)}")
+    names = sorted({name for t in trials for e in t.history for name in e["metrics"]})
+    available = ", ".join(names) or "none, because no epoch has finished"
+    return InputError(f"metric={metric!r}: no trial has it yet; available: {available}")
+
+
+def too_few_error(kind: str) -> InputError:
+    return InputError(f"kind={kind!r}: needs two finished trials that differ")
 
 
 def axis_label(trial: Any, metric: str) -> str:
