@@ -212,12 +212,9 @@ def draw(result: Any) -> list[str]:
     """Draw learning curves and units on workers into the run's folder; return the file names."""
     if not environment.is_importable("matplotlib"):
         return []
-    names = []
     for kind in ("curves", "gantt"):
-        name = f"{kind}.png"
-        result.plot(kind=kind).savefig(Path(result.path) / name)
-        names.append(name)
-    return names
+        result.plot(kind=kind).savefig(Path(result.path) / f"{kind}.png")
+    return ["curves.png", "gantt.png"]
 
 
 def lines_to_open(path: str | Path) -> str:

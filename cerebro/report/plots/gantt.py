@@ -230,6 +230,7 @@ def _gantt_legend(figure: Figure, colours: Mapping[int, Colour], look: Look) -> 
     handles: list[Patch] = []
     if len(colours) <= MAX_NAMED:
         handles = [Patch(facecolor=c, label=f"trial {n}") for n, c in colours.items()]
-    gray = {"facecolor": look.dim, "edgecolor": look.page, "linewidth": 0, "hatch": HATCH}
-    handles.append(Patch(label="validation", **gray))
+    gray = Patch(facecolor=look.dim, edgecolor=look.page, linewidth=0, hatch=HATCH)
+    gray.set_label("validation")
+    handles.append(gray)
     write_legend(look, figure, handles, 10, handlelength=1.2, columnspacing=1.4)
