@@ -218,16 +218,19 @@ def file_system(path: str | os.PathLike[str]) -> str:
     place = Path(path).absolute()
     while not place.exists():
         place = place.parent
-    try:
-        table = Path("/proc/self/mountinfo").read_bytes()
-    except OSError:
-        return "unknown"
     best, kind = "", "unknown"
-    for mount, mounted in parse_mounts(table):
+    for mount, mounted in parse_mounts(_read_mounts()):
         inside = place == Path(mount) or Path(mount) in place.resolve().parents
         if inside and len(mount) >= len(best):
             best, kind = mount, mounted
     return kind
+
+
+def _read_mounts() -> bytes:
+    try:
+        return Path("/proc/self/mountinfo").read_bytes()
+    except OSError:  # not Linux
+        return b""
 
 
 def parse_mounts(table: bytes) -> Iterator[tuple[str, str]]:
@@ -242,11 +245,7 @@ def is_mount_point(path: Path) -> bool:
     """Return whether something is mounted at `path`, such as another folder of its file system."""
     if path.is_mount():
         return True
-    try:
-        table = Path("/proc/self/mountinfo").read_bytes()
-    except OSError:
-        return False
-    return os.path.realpath(path) in (place for place, _ in parse_mounts(table))
+    return os.path.realpath(path) in (place for place, _ in parse_mounts(_read_mounts()))
 
 
 def is_network_file_system(path: str | os.PathLike[str]) -> bool:
