@@ -234,7 +234,6 @@ class Model:
 def _pair_arrays(
     kind: str, own: Mapping[str, _Array], state: Mapping[str, Any]
 ) -> list[tuple[_Array, _Array]]:
-    """Pair a network's arrays with those of a state, after checking shapes and types."""
     others = state.get(kind)
     if not isinstance(others, Mapping) or set(others) != set(own):
         names = ", ".join(map(str, others)) if isinstance(others, Mapping) and others else "nothing"

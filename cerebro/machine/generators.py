@@ -357,12 +357,10 @@ class Memory:
         self._python.gauss_next = saved[1]
 
     def to_state(self) -> dict[str, Any]:
-        """Return the present states as `cerebro.machine.generators.capture` does."""
         return self.state_of(self.save())
 
     @staticmethod
     def state_of(saved: tuple[bytearray, float | None]) -> dict[str, Any]:
-        """Return states from `save` as `cerebro.machine.generators.capture` does."""
         copy, gauss = saved
         position, has_spare, spare = _REST.unpack_from(copy, _REST_AT)
         return {

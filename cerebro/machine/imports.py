@@ -239,7 +239,6 @@ def _describe_hidden(error: BaseException) -> str:
 
 
 def _find_file(name: str) -> str | None:
-    """Return the file that an import of a module finds; None if there is none."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):

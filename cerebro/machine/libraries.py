@@ -145,7 +145,6 @@ def _first_settings() -> dict[str, Any] | None:
 
 
 def _jax() -> Any:
-    """Return JAX if it is imported, else None."""
     jax = find_whole_module("jax")
     return jax if hasattr(jax, "config") else None
 
@@ -249,12 +248,10 @@ Settings = Mapping[str, Mapping[str, Any]]
 
 
 def present_settings() -> dict[str, dict[str, Any]]:
-    """Return the settings of this process."""
     return {library.name: library.present() for library in LIBRARIES}
 
 
 def recorded_settings(environment: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the settings in the record of an environment."""
     return {library.name: environment.get(library.name, {}) for library in LIBRARIES}
 
 

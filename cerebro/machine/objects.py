@@ -63,7 +63,6 @@ class Objects:
             return bytes(self._system.cat_file(self._path(name)))
 
     def get(self, name: str, file: Path) -> None:
-        """Copy an object to a new local file; errors as for `read`."""
         with self._explain_errors(f"cannot read {self.url_of(name)}"):
             self._system.get_file(self._path(name), os.fspath(file))
 

@@ -37,7 +37,6 @@ def read_inherited_attributes() -> tuple[str, ...]:
 
 
 def threads() -> int:
-    """Return the number of threads in this process, including C threads."""
     return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 

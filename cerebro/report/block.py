@@ -42,8 +42,6 @@ STATE_COLORS = {
 
 @dataclass(frozen=True)
 class Block:
-    """The contents of a block."""
-
     title: str
     state: str
     rows: Sequence[TrialRow] = ()
@@ -218,7 +216,6 @@ def _locate_point(
 
 
 def render_result(result: Any, max_trials: int = summary.MAX_TRIALS) -> str:
-    """Write a result as the HTML of its block."""
     trials = summary.rank_trials(result)
     has_best = bool(summary.best_lines(result))
     hidden = Counter(trial.status for trial in trials[max_trials:])

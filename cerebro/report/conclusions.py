@@ -97,8 +97,6 @@ def name_trials(numbers: Sequence[int]) -> str:
 
 
 class _Reader:
-    """Draws the conclusions from one result."""
-
     def __init__(
         self,
         result: Any,

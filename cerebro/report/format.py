@@ -149,7 +149,6 @@ def settings(config: Mapping[str, Any], width: int | None = None) -> str:
 
 
 def cut_end(text: str, width: int) -> str:
-    """Shorten text at its end."""
     return text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
 
 
@@ -227,7 +226,6 @@ class Range:
     options: Sequence[Any] = ()  # the values, if they are listed
 
     def place(self, value: float) -> float | None:
-        """Return a value's position between the ends: 0 at the low end, 1 at the high end."""
         low, high = self.low, self.high
         if low is None or high is None or not low < high:
             return None

@@ -142,7 +142,6 @@ def choose_rows(snapshot: Snapshot, max_rows: int = MAX_ROWS) -> list[TrialRow]:
 
 
 def _best_of_others(snapshot: Snapshot, row: TrialRow) -> str:
-    """Return a note on the run's best trial so far, for the line of a trial's epoch."""
     if row.number == snapshot.best:
         return "  (best so far)"
     best = next((other for other in snapshot.trials if other.number == snapshot.best), None)
@@ -153,7 +152,6 @@ def _best_of_others(snapshot: Snapshot, row: TrialRow) -> str:
 
 
 def describe_end(snapshot: Snapshot) -> str:
-    """Describe in one line how a run ended."""
     states = fmt.states(snapshot.count_trials()) or "no trials"
     load = describe_load(snapshot)
     text = f"{states} after {fmt.duration(snapshot.seconds)}{load and f'; {load}'}"

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Look:
-    """The colors of a plot."""
-
     page: str
     ink: str  # text
     dim: str  # remarks
@@ -131,7 +129,6 @@ def write_title(look: Look, axes: Axes, text: str, detail: str = "") -> None:
 def write_legend(
     look: Look, figure: Figure, handles: Sequence[Any], columns: int, **options: Any
 ) -> None:
-    """Write a legend below the axes."""
     figure.legend(
         handles=handles,
         loc="outside lower center",

@@ -227,7 +227,6 @@ def _offset_trial(number: int) -> float:
 def _mark_medians(
     axes: Axes, columns: Mapping[int, int], values: Mapping[int, float], look: Look
 ) -> None:
-    """Mark the median of each category of at least three trials."""
     for column in sorted(set(columns.values())):
         metrics = [values[n] for n, place in columns.items() if place == column]
         metrics = [value for value in metrics if math.isfinite(value)]
