@@ -102,14 +102,9 @@ def one_line(error: BaseException) -> str:
         text = errors.one_line(reason, MESSAGE_LIMIT)
     if isinstance(error, (CerebroError, OSError)):
         return text or type(error).__name__
-    place = _locate(error)
-    return f"{place}{type(error).__name__}: {text}" if text else f"{place}{type(error).__name__}"
-
-
-def _locate(error: BaseException) -> str:
-    """Return the line of the user's code that raised the error; empty if no such line is known."""
-    at = find_raising_line(error)
-    return "" if at is None else f"{at.filename}, line {at.lineno}: "
+    line = find_raising_line(error)
+    place = "" if line is None else f"{line.filename}, line {line.lineno}: "
+    return f"{place}{type(error).__name__}{text and f': {text}'}"
 
 
 class Parser(argparse.ArgumentParser):

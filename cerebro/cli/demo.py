@@ -47,15 +47,10 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     usual = 2 if options.quick else EPOCHS
-    return demonstrate(
-        epochs=usual if options.epochs is None else options.epochs,
-        workers=options.workers,
-        devices=options.devices,
-        seed=options.seed,
-        run=options.run,
-        data=options.data,
-        progress=parse_progress(options.progress),
-    )
+    epochs = usual if options.epochs is None else options.epochs
+    names = ("workers", "devices", "seed", "run", "data")
+    others = {name: getattr(options, name) for name in names}
+    return demonstrate(epochs=epochs, progress=parse_progress(options.progress), **others)
 
 
 TRIALS, EPOCHS, SHARDS = 16, 12, 8

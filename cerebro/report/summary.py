@@ -47,17 +47,13 @@ def tabulate(result: Any, trials: Sequence[Any]) -> tuple[list[str], list[list[s
             str(trial.number),
             trial.status,
             str(trial.epoch),
-            *([_best_at(trial)] if by_best else []),
+            *(["-" if trial.best_epoch is None else str(trial.best_epoch + 1)] if by_best else []),
             *(fmt.mean_metric(trial.metrics, name) for name in names),
             *(fmt.number(config[key], 3) if key in config else "" for key in varying),
         ]
         for trial, config in zip(trials, flat, strict=True)
     ]
     return headings, rows
-
-
-def _best_at(trial: Any) -> str:
-    return "-" if trial.best_epoch is None else str(trial.best_epoch + 1)
 
 
 def describe_tie(result: Any) -> str:
