@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -169,15 +169,12 @@ class Model:
                 f"{self._target!r}"
             )
         try:
-            with self._let_others_run():
+            # Other units run while it waits for the GPU.
+            with nullcontext() if self.cpu_only else turns.give_away():
                 loss, accuracy = function(pictures, labels)
         except ValueError as error:
             raise InputError(f"target {self._target!r}: {error}") from None
         return {"loss": loss, "accuracy": accuracy}
-
-    def _let_others_run(self) -> AbstractContextManager[None]:
-        """Return the context of a call that waits for the GPU; other units run meanwhile."""
-        return nullcontext() if self.cpu_only else turns.give_away()
 
     def _read_images(self, batch: Batch) -> _Array:
         pictures = _read_column(batch, "inputs", self._inputs)

@@ -96,24 +96,20 @@ def name_trials(numbers: Sequence[int]) -> str:
     return f"trials {', '.join(shown[:-1])} and {shown[-1]}"
 
 
+@dataclass
 class _Reader:
-    def __init__(
-        self,
-        result: Any,
-        trials: Sequence[Any],
-        scored: Sequence[tuple[Any, float]],
-        facts: Facts,
-    ) -> None:
-        self.result = result
-        self.trials = trials
-        self.scored = scored
-        self.facts = facts
-        self.best, self.value = scored[0]
-        self.metric = fmt.heading(result.metric)
+    result: Any
+    trials: Sequence[Any]
+    scored: Sequence[tuple[Any, float]]
+    facts: Facts
+    error: float | None = None  # the best value's standard error, if known
+    close: Sequence[int] = ()  # the best trial, and trials that may equal it
+
+    def __post_init__(self) -> None:
+        self.best, self.value = self.scored[0]
+        self.metric = fmt.heading(self.result.metric)
         self.is_validated = self._is_validated()
         self.counts = self._count_correct_rows()
-        self.error: float | None = None  # the best value's standard error, if known
-        self.close: list[int] = []  # the best trial, and trials that may equal it
 
     def _is_validated(self) -> bool:
         """Return whether the metric comes from rows that were not trained on."""
@@ -183,13 +179,14 @@ class _Reader:
             f" from {fmt.metric(min(folds))} to {fmt.metric(max(folds))}: standard error "
             f"{fmt.metric(self.error)}, corrected for the training rows that folds share"
         )
-        self.close = [self.best.number]
+        close = [self.best.number]
         for trial, _ in self.scored[1:]:
             others = self._fold_values(trial)
             if others is None or len(others) != len(folds):
                 continue
             if noise.differ_over_folds(folds, others, share) is False:
-                self.close.append(trial.number)
+                close.append(trial.number)
+        self.close = close
         if len(self.close) < 2:
             return [text]
         return [text, f"the folds do not separate {name_trials(self.close)} (t test at 5%)"]

@@ -116,17 +116,16 @@ def _convert_example(example: Any) -> _Inputs:
     parts = list(example) if isinstance(example, (list, tuple)) else [example]
     try:
         rows = [torch.as_tensor(part).detach().cpu() for part in parts]
-        if not rows or any(len(part) == 0 for part in rows):
-            raise InputError("example has no rows: give at least one")
-        # PyTorch takes a single row for a network of one row.
-        return [(torch.cat([r, r]) if len(r) == 1 else r, None, [0]) for r in rows]
+        is_empty = not rows or any(len(part) == 0 for part in rows)
     except (TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(
             "example must be rows as the network gets them, an array or a tensor, or a list of "
             f"them for several inputs: {cause_of(error)}"
         ) from error
+    if is_empty:
+        raise InputError("example has no rows: give at least one")
+    # PyTorch takes a single row for a network of one row.
+    return [(torch.cat([r, r]) if len(r) == 1 else r, None, [0]) for r in rows]
 
 
 def _make_signature(net: Any, inputs: _Inputs) -> Any:

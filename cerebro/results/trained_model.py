@@ -147,23 +147,6 @@ class TrainedModel:
         self, epoch: EpochRecord, data: Any, build: Build, *, exact: bool
     ) -> dict[str, float]:
         """See `cerebro.Trial.evaluate`; `exact` says whether the trial's states are exact."""
-        device = choose_resume_devices(read_devices(self._saved.settings))[0]
-        with use_device(device), contextlib.ExitStack() as rows:
-            live = self.load(epoch, build, device)
-            target = self._saved.data_for(data, self._record.number, rows)
-            what = "evaluate" if is_rows(data) else str(target.path)
-            return self._evaluate(live, epoch, target, device, what, exact=exact)
-
-    def _evaluate(
-        self,
-        live: LiveModel,
-        epoch: EpochRecord,
-        target: Dataset,
-        device: str,
-        what: str,
-        *,
-        exact: bool,
-    ) -> dict[str, float]:
         from cerebro.machine.flags import compute_settings, find_inexact_operation
         from cerebro.worker.evaluate import evaluate_model, evaluation_seed
         from cerebro.worker.models import (
@@ -174,42 +157,46 @@ class TrainedModel:
             make_batches,
         )
 
-        model, settings = live.model, self._saved.settings
-        options: dict[str, Any] = {}
-        unfit: dict[str, str] = {}
-        train = self._saved.training_data()
-        if train is not None:
-            options["columns"], unfit = find_fitting_columns(model, train, target, what)
-            if text := describe_left_out(unfit, target):
-                warnings.warn(f"{what}: {text}", stacklevel=find_stacklevel())
-        loader = make_batches(
-            model,
-            target,
-            settings["eval_batch_size"] or self._batch_size,
-            device,
-            seed=settings["seed"],
-            shuffle=False,
-            augment=False,
-            residence="streamed",  # the data is read only once
-            **options,
-        )
-        seed = evaluation_seed(settings["seed"], self._record.number, epoch.epoch)
-        where = batch_device(model, device)
-        choice = settings["deterministic"], device
+        settings, number = self._saved.settings, self._record.number
+        device = choose_resume_devices(read_devices(settings))[0]
+        with use_device(device), contextlib.ExitStack() as stack:
+            live = self.load(epoch, build, device)
+            target = self._saved.data_for(data, number, stack)
+            what = "evaluate" if is_rows(data) else str(target.path)
+            options: dict[str, Any] = {}
+            unfit: dict[str, str] = {}
+            train = self._saved.training_data()
+            if train is not None:
+                columns, unfit = find_fitting_columns(live.model, train, target, what)
+                options["columns"] = columns
+                if text := describe_left_out(unfit, target):
+                    warnings.warn(f"{what}: {text}", stacklevel=find_stacklevel())
+            loader = make_batches(
+                live.model,
+                target,
+                settings["eval_batch_size"] or self._batch_size,
+                device,
+                seed=settings["seed"],
+                shuffle=False,
+                augment=False,
+                residence="streamed",  # the data is read only once
+                **options,
+            )
+            stack.enter_context(contextlib.closing(loader))
+            stack.enter_context(settings_of_run(live.libraries))
+            stack.enter_context(explain_unfit_errors(unfit))
+            seed = evaluation_seed(settings["seed"], number, epoch.epoch)
+            where = batch_device(live.model, device)
+            choice = settings["deterministic"], device
 
-        def run_evaluation(*, strict: bool) -> dict[str, float]:
-            with (
-                generators.reserve_generators(_torch_imported(), seed),
-                compute_settings(settings["threads"], *choice, strict=strict),
-            ):
-                loader.begin(mix_in_order(target), 0)
-                return evaluate_model(model, loader, device=where)[1]
+            def run_evaluation(*, strict: bool) -> dict[str, float]:
+                with (
+                    generators.reserve_generators(_torch_imported(), seed),
+                    compute_settings(settings["threads"], *choice, strict=strict),
+                ):
+                    loader.begin(mix_in_order(target), 0)
+                    return evaluate_model(live.model, loader, device=where)[1]
 
-        with (
-            contextlib.closing(loader),
-            settings_of_run(live.libraries),
-            explain_unfit_errors(unfit),
-        ):
             if exact:
                 try:
                     # As in the search: PyTorch chooses accordingly.
