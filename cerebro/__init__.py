@@ -24,12 +24,12 @@ except ImportError as error:
 
     refuse_hidden(error)
     refuse_shadow("numpy")
-    from cerebro.machine.uncompiled import refuse_uncompiled
+    from cerebro.machine.installation import refuse_uncompiled
 
     refuse_uncompiled()
     raise
 
-from cerebro.machine.uncompiled import is_being_located
+from cerebro.machine.installation import is_being_located
 
 _PLACES = {
     "api.check": ("Check", "check"),

@@ -157,21 +157,14 @@ class KeywordError(InputError, TypeError):
 
 
 _TRIALS = ("trials", "num_trials", "max_trials", "n_iter", "max_evals", "n_samples")
-
 _RUN = ("name", "directory", "dir", "project_name", "experiment_name", "storage_path", "local_dir",
         "output_dir", "logdir", "storage")  # fmt: skip
-
 _WORKERS = ("n_jobs", "num_workers", "n_workers", "max_workers", "num_processes")
-
 _PROGRESS = ("verbose", "show_progress_bar", "show_progress", "progress_bar", "verbosity")
-
 _SEED = ("random_state", "random_seed")
-
 _DEVICES = ("device", "gpus", "accelerator")
-
 _VALIDATION = ("valid", "val", "validation_data", "val_data", "valid_data", "eval_data",
                "eval_dataset", "validation_split", "val_dataset")  # fmt: skip
-
 _DATA = ("train", "train_data", "dataset", "train_dataset", "training_data")
 
 _LR = "the space has it, and build reads it: {'lr': cerebro.loguniform(1e-4, 1e-1)}"

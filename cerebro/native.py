@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -169,15 +169,12 @@ class Model:
                 f"{self._target!r}"
             )
         try:
-            with self._let_others_run():
+            # Other units run while it waits for the GPU.
+            with nullcontext() if self.cpu_only else turns.give_away():
                 loss, accuracy = function(pictures, labels)
         except ValueError as error:
             raise InputError(f"target {self._target!r}: {error}") from None
         return {"loss": loss, "accuracy": accuracy}
-
-    def _let_others_run(self) -> AbstractContextManager[None]:
-        """Return the context of a call that waits for the GPU; other units run meanwhile."""
-        return nullcontext() if self.cpu_only else turns.give_away()
 
     def _read_images(self, batch: Batch) -> _Array:
         pictures = _read_column(batch, "inputs", self._inputs)
@@ -234,7 +231,6 @@ class Model:
 def _pair_arrays(
     kind: str, own: Mapping[str, _Array], state: Mapping[str, Any]
 ) -> list[tuple[_Array, _Array]]:
-    """Pair a network's arrays with those of a state, after checking shapes and types."""
     others = state.get(kind)
     if not isinstance(others, Mapping) or set(others) != set(own):
         names = ", ".join(map(str, others)) if isinstance(others, Mapping) and others else "nothing"

@@ -95,6 +95,7 @@ OPTIONAL = {
     "matplotlib": set(),
     "IPython": set(),
     "scipy": set(),
+    "jinja2": set(),
     "rich": set(),
     "lightning": set(),
     "skorch": set(),

@@ -5,9 +5,9 @@ fix it; 130 on Ctrl-C and 143 on SIGTERM, after printing the command that resume
 the reader of the output leaves, as in ``cerebro show | head``, unless the command trains.
 ``--traceback``, or ``CEREBRO_TRACEBACK=1`` in the environment, shows the origin of an error.
 
-Every module has two functions: ``add`` adds the command with its options to the parser, and
-``main`` runs it and returns the exit status. ``main`` imports the other modules that it needs, so
-that mistakes in the arguments are reported without delay.
+In every module, ``add`` adds one or more commands with their options to the parser. A command is a
+function that returns the exit status. It imports the other modules that it needs, so that mistakes
+in the arguments are reported without delay.
 """
 
 from __future__ import annotations
@@ -26,50 +26,25 @@ import cerebro.errors as errors
 from cerebro.cli import (
     agent,
     compare,
-    completion,
     control,
     demo,
     doctor,
     export,
-    logs,
-    plan,
     plot,
-    replay,
-    report,
     resume,
     run,
-    runs,
     shard,
     show,
     verify,
 )
-from cerebro.cli.options import complain, drop_lost_output, expand_paths
+from cerebro.cli.options import complain, drop_lost_output, expand_paths, new_command
 from cerebro.errors import CerebroError, InputError, text_of
-from cerebro.machine.imports import describe_shadows, find_raising_line
+from cerebro.machine.imports import describe_shadows, find_raising_line, import_extra
 from cerebro.machine.signals import INTERRUPTED, READER_LEFT
 
-COMMANDS = (
-    demo,
-    shard,
-    plan,
-    run,
-    resume,
-    control,
-    runs,
-    show,
-    logs,
-    compare,
-    plot,
-    report,
-    replay,
-    verify,
-    export,
-    agent,
-    doctor,
-    completion,
-)
+GROUPS = (demo, shard, run, resume, control, show, compare, plot, verify, export, agent, doctor)
 
-TRAINING = (demo.main, run.main, resume.main, replay.main)
+TRAINING = (demo.main, run.run, resume.resume, resume.replay)
 """Commands that train continue if standard output is closed; see `cerebro.cli.options.say`."""
 
 MESSAGE_LIMIT = 2000
@@ -127,14 +102,9 @@ def one_line(error: BaseException) -> str:
         text = errors.one_line(reason, MESSAGE_LIMIT)
     if isinstance(error, (CerebroError, OSError)):
         return text or type(error).__name__
-    place = _locate(error)
-    return f"{place}{type(error).__name__}: {text}" if text else f"{place}{type(error).__name__}"
-
-
-def _locate(error: BaseException) -> str:
-    """Return the line of the user's code that raised the error; empty if no such line is known."""
-    at = find_raising_line(error)
-    return "" if at is None else f"{at.filename}, line {at.lineno}: "
+    line = find_raising_line(error)
+    place = "" if line is None else f"{line.filename}, line {line.lineno}: "
+    return f"{place}{type(error).__name__}{text and f': {text}'}"
 
 
 class Parser(argparse.ArgumentParser):
@@ -162,11 +132,24 @@ def make_parser(program: str = "python -m cerebro") -> Parser:
     )
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    for module in COMMANDS:
+    for module in GROUPS:
         module.add(commands)
+    completion = new_command(
+        commands, "completion", _complete, "print a script that completes commands in a shell"
+    )
+    completion.description = (
+        "Print a script that completes the commands and options of `cerebro`. For bash: "
+        'eval "$(cerebro completion bash)" in ~/.bashrc.'
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     parser.commands = list(commands.choices)
-    commands.choices["completion"].set_defaults(make_parser=make_parser)
     return parser
+
+
+def _complete(options: argparse.Namespace) -> int:
+    shtab = import_extra("shtab", "completion", "shell completion needs shtab")
+    print(shtab.complete(make_parser("cerebro"), options.shell))
+    return 0
 
 
 def _check_command(parser: Parser, arguments: Sequence[str]) -> None:

@@ -35,15 +35,11 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report)
         return 0
-    rows = [[name, *_make_cells(values)] for name, values in report["results"].items()]
-    parts = [summary.lay_out_table(["", *report["runs"]], rows)]
-    for what in ("settings", "environment"):
+    parts = []
+    for heading, what in (("", "results"), ("settings",) * 2, ("environment",) * 2):
         rows = [[name, *_make_cells(values)] for name, values in report[what].items()]
-        parts.append(
-            summary.lay_out_table([what, *report["runs"]], rows)
-            if rows
-            else f"{what}: no difference"
-        )
+        table = summary.lay_out_table([heading, *report["runs"]], rows) if rows else ""
+        parts.append(table or f"{what}: no difference")
     parts.append("\n".join(_state_line(states) for states in report["states"]))
     print("\n\n".join(parts))
     return 0
@@ -123,26 +119,15 @@ def _state_line(states: Mapping[str, Any]) -> str:
 
 def _make_cells(values: Sequence[Any]) -> list[str]:
     """Write a row of values; long ones are cut around their first difference."""
-    texts = [_format_value(value) for value in values]
+    from cerebro.report import format as fmt
+
+    texts = ["-" if v is None else str(v) if isinstance(v, int) else fmt.number(v) for v in values]
     present = [text for text, value in zip(texts, values, strict=True) if value is not None]
     begin = 0
     if len(set(present)) > 1 and max(map(len, present)) > WIDTH:
         columns = enumerate(zip(*present, strict=False))
         differs = (at for at, column in columns if len(set(column)) > 1)
         begin = max(0, next(differs, min(map(len, present))) - WIDTH // 2)
-    return [_cut_text(text, begin if text in present else 0) for text in texts]
-
-
-def _cut_text(text: str, begin: int) -> str:
-    """Leave out what is before `begin`, and what does not fit."""
     if begin:
-        text = f"...{text[begin:]}"
-    return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
-
-
-def _format_value(value: Any) -> str:
-    from cerebro.report import format as fmt
-
-    if value is None:
-        return "-"
-    return str(value) if isinstance(value, int) else fmt.number(value)
+        texts = [f"...{text[begin:]}" if text in present else text for text in texts]
+    return [text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..." for text in texts]

@@ -46,28 +46,14 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    from cerebro.cli import demo as demonstration
-
-    epochs = options.epochs
-    if epochs is None:
-        epochs = 2 if options.quick else demonstration.EPOCHS
-    return demonstration.demonstrate(
-        epochs=epochs,
-        workers=options.workers,
-        devices=options.devices,
-        seed=options.seed,
-        run=options.run,
-        data=options.data,
-        progress=parse_progress(options.progress),
-    )
+    usual = 2 if options.quick else EPOCHS
+    epochs = usual if options.epochs is None else options.epochs
+    names = ("workers", "devices", "seed", "run", "data")
+    others = {name: getattr(options, name) for name in names}
+    return demonstrate(epochs=epochs, progress=parse_progress(options.progress), **others)
 
 
-TRIALS = 16
-
-EPOCHS = 12
-
-SHARDS = 8
-
+TRIALS, EPOCHS, SHARDS = 16, 12, 8
 SIDE = 8  # pixels
 
 
@@ -221,12 +207,9 @@ def draw(result: Any) -> list[str]:
     """Draw learning curves and units on workers into the run's folder; return the file names."""
     if not environment.is_importable("matplotlib"):
         return []
-    names = []
     for kind in ("curves", "gantt"):
-        name = f"{kind}.png"
-        result.plot(kind=kind).savefig(Path(result.path) / name)
-        names.append(name)
-    return names
+        result.plot(kind=kind).savefig(Path(result.path) / f"{kind}.png")
+    return ["curves.png", "gantt.png"]
 
 
 def lines_to_open(path: str | Path) -> str:

@@ -32,17 +32,15 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Print what this machine has; return 1 if ``--train`` finds different bits, else 0."""
-    from cerebro.cli import doctor as diagnosis
+    from cerebro.cli import self_test
 
     if options.json:
         return _print_json(options)
-    print(diagnosis.report(options.path))
+    print(report(options.path))
     if not options.train:
         return 0
-    from cerebro.cli import self_test as proof
-
     print(flush=True)
-    return proof.main()
+    return self_test.main()
 
 
 def _print_json(options: argparse.Namespace) -> int:
@@ -58,10 +56,10 @@ def _print_json(options: argparse.Namespace) -> int:
     }
     status = 0
     if options.train:
-        from cerebro.cli import self_test as proof
+        from cerebro.cli import self_test
 
         lines: list[str] = []
-        status = proof.main(lines.append)
+        status = self_test.main(lines.append)
         findings["train"] = {"passed": status == 0, "lines": lines}
     print_json(findings)
     return status

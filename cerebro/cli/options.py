@@ -203,36 +203,22 @@ def print_json(value: Any) -> None:
 
 def run_record(result: Any) -> dict[str, Any]:
     best = result.top(1)
+    names = ("path", "status", "error", "metric", "mode", "select", "settings", "environment")
     return {
-        "path": result.path,
-        "status": result.status,
-        "error": result.error,
-        "metric": result.metric,
-        "mode": result.mode,
-        "select": result.select,
+        **{name: getattr(result, name) for name in names},
         "best": best[0].number if best else None,
         "trials": [trial_record(trial) for trial in result.trials],
-        "settings": result.settings,
-        "environment": result.environment,
         "events": result.events(),
     }
 
 
 def trial_record(trial: Any) -> dict[str, Any]:
     """Describe a trial and its epochs; with folds, also the epochs of each fold."""
-    record = {
-        "number": trial.number,
-        "status": trial.status,
-        "config": trial.config,
-        "epoch": trial.epoch,
-        "epochs": trial.epochs,
-        "best_epoch": trial.best_epoch,
-        "metrics": trial.metrics,
-        "history": trial.history,
-        "state_hash": trial.state_hash,
-        "parent": trial.parent,
-        "error": trial.error,
-    }
+    names = (
+        "number", "status", "config", "epoch", "epochs", "best_epoch", "metrics", "history",
+        "state_hash", "parent", "error",
+    )  # fmt: skip
+    record = {name: getattr(trial, name) for name in names}
     if trial.fold is not None:
         record["fold"] = trial.fold
     if trial.folds:

@@ -1,4 +1,4 @@
-"""``resume``: resume an interrupted run, or train a finished one for more epochs."""
+"""``resume``, ``replay``: train a recorded run for longer, or one of its trials again."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from cerebro.cli.options import (
     parse_progress,
     progress_option,
     report_interrupt,
+    say,
     show_result,
     use_arguments,
 )
@@ -22,7 +23,7 @@ from cerebro.cli.options import (
 
 def add(commands: Any) -> None:
     parser = new_command(
-        commands, "resume", main, "resume a run, or train a finished one for more epochs"
+        commands, "resume", resume, "resume a run, or train a finished one for more epochs"
     )
     parser.add_argument("run", help="the run's folder, or the URL of its copy")
     parser.add_argument("--epochs", type=parse_count, help="the total number of epochs")
@@ -36,9 +37,17 @@ def add(commands: Any) -> None:
         "--validation", metavar="PATH", help="the current path of its validation data"
     )
     progress_option(parser)
+    parser = new_command(
+        commands, "replay", replay, "train one trial of a run again and compare every state"
+    )
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("--trial", type=parse_count, required=True, metavar="N", help="which trial")
+    parser.add_argument("--epochs", type=parse_count, help="only that many epochs")
+    build_option(parser)
+    parser.add_argument("--data", metavar="PATH", help="the current path of the run's data")
 
 
-def main(options: argparse.Namespace) -> int:
+def resume(options: argparse.Namespace) -> int:
     import cerebro
 
     shown: Any = parse_progress(options.progress)
@@ -57,3 +66,15 @@ def main(options: argparse.Namespace) -> int:
     except KeyboardInterrupt as error:
         return report_interrupt(error)
     return show_result(result)
+
+
+def replay(options: argparse.Namespace) -> int:
+    import cerebro
+
+    with use_arguments(arguments_of(options.run, options.build)):
+        build = build_of(options.build)
+        outcome = cerebro.replay(
+            options.run, options.trial, build, data=options.data, epochs=options.epochs
+        )
+    say(outcome)
+    return 0 if outcome.identical else 1

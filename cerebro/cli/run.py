@@ -1,4 +1,4 @@
-"""``run``: search with the definitions in a Python file, which ``plan`` reads too."""
+"""``run``, ``plan``: search with the definitions in a Python file, or estimate what it costs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import inspect
 import os
 import shlex
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from cerebro.cli.options import (
     import_user_file,
+    json_option,
     new_command,
     parse_count,
     parse_progress,
+    print_json,
     progress_option,
     report_interrupt,
     show_result,
@@ -37,22 +40,30 @@ COUNTS = {
     "max-retries": "retries of a unit after the loss of its worker (3)",
 }
 
-SOUGHT = ("build", "space", "data")
-"""The names that the file must define."""
+PLANNED = ("epochs", "n-trials", "workers", "threads", "workers-per-device", "width")
+"""The members of `COUNTS` that ``plan`` takes, too."""
 
 
 def add(commands: Any) -> None:
-    parser = new_command(commands, "run", main, "search with the definitions in a Python file")
+    parser = new_command(commands, "plan", plan, "estimate what a search would cost")
+    parser.description = (
+        "Estimate what a search would cost: its searcher and scheduler run on a simulated clock, "
+        "and nothing is trained. The file is that of `run`."
+    )
+    _add_settings(parser, PLANNED)
+    parser.add_argument(
+        "--rows-per-second",
+        type=float,
+        metavar="N",
+        help="rows that one worker trains per second, which a run's progress shows",
+    )
+    json_option(parser)
+    parser = new_command(commands, "run", run, "search with the definitions in a Python file")
     parser.description = (
         "Search with the definitions in a Python file. The file defines build, space, data and, "
         "optionally, settings: a dictionary of keywords of cerebro.search. Options override it."
     )
-    parser.add_argument("file", help="the Python file")
-    for name, text in COUNTS.items():
-        parser.add_argument(f"--{name}", type=parse_count, metavar="N", help=text)
-    parser.add_argument("--devices", nargs="+", help="auto, cpu, cuda, or GPUs such as cuda:1")
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of all random numbers (0)")
-    parser.add_argument("--shuffle", choices=["rows", "shards"], help=SHUFFLE_HELP)
+    _add_settings(parser, COUNTS)
     parser.add_argument(
         "--unit-timeout",
         type=float,
@@ -67,15 +78,6 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--mode", choices=["min", "max"], help="whether a small or a large value is better"
     )
-    parser.add_argument(
-        "--searcher",
-        metavar="NAME",
-        help="random, quasirandom, grid, successive_halving, hyperband, asha, median, pbt, tpe "
-        "or gp (random)",
-    )
-    parser.add_argument(
-        "--validation", help="a data folder, or the fraction of the data to hold out"
-    )
     parser.add_argument("--keep", choices=["best", "last", "all"], help="which states to keep")
     parser.add_argument(
         "--if-exists",
@@ -85,27 +87,62 @@ def add(commands: Any) -> None:
     progress_option(parser)
 
 
-def main(options: argparse.Namespace) -> int:
-    with use_arguments([options.file]):
-        return _search(options)
+def _add_settings(parser: argparse.ArgumentParser, counts: Iterable[str]) -> None:
+    parser.add_argument("file", help="the Python file")
+    for name in counts:
+        parser.add_argument(f"--{name}", type=parse_count, metavar="N", help=COUNTS[name])
+    parser.add_argument("--devices", nargs="+", help="auto, cpu, cuda, or GPUs such as cuda:1")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of all random numbers (0)")
+    parser.add_argument(
+        "--shuffle",
+        choices=["rows", "shards"],
+        help="the order of rows: all rows anew in each epoch, or groups of shards (rows for data "
+        "up to 4 GB)",
+    )
+    parser.add_argument(
+        "--searcher",
+        metavar="NAME",
+        help="random, quasirandom, grid, successive_halving, hyperband, asha, median, pbt, tpe "
+        "or gp (random)",
+    )
+    parser.add_argument(
+        "--validation", help="a data folder, or the fraction of the data to hold out"
+    )
 
 
-def _search(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     import cerebro
 
-    module = read_search_file(options.file, SOUGHT, "run")
-    settings = settings_of(module, options.file, options)
-    if options.progress is not None:
-        settings["progress"] = parse_progress(options.progress)
-    data = data_of(module)
-    try:
-        result = cerebro.search(module.build, module.space, data, **settings)
-    except KeyboardInterrupt as error:
-        return report_interrupt(error)
-    return show_result(result)
+    with use_arguments([options.file]):
+        module = _read_search_file(options.file, ("build", "space", "data"), "run")
+        settings = _merge_settings(module, options)
+        if options.progress is not None:
+            settings["progress"] = parse_progress(options.progress)
+        data = _open_data(module)
+        try:
+            result = cerebro.search(module.build, module.space, data, **settings)
+        except KeyboardInterrupt as error:
+            return report_interrupt(error)
+        return show_result(result)
 
 
-def read_search_file(name: str, sought: Sequence[str], command: str) -> ModuleType:
+def plan(options: argparse.Namespace) -> int:
+    import cerebro
+
+    with use_arguments([options.file]):
+        module = _read_search_file(options.file, ("space", "data"), "plan")
+        settings = _merge_settings(module, options)
+        parameters = inspect.signature(cerebro.plan).parameters
+        plan_settings = {name: value for name, value in settings.items() if name in parameters}
+        outcome = cerebro.plan(module.space, _open_data(module), **plan_settings)
+    if options.json:
+        print_json(asdict(outcome))
+    else:
+        print(outcome)
+    return 0
+
+
+def _read_search_file(name: str, sought: Sequence[str], command: str) -> ModuleType:
     """Import a file for `command`; raise InputError if it does not define the names `sought`."""
     from cerebro.machine.guard import find_stop
 
@@ -128,7 +165,7 @@ def read_search_file(name: str, sought: Sequence[str], command: str) -> ModuleTy
     return module
 
 
-def data_of(module: ModuleType) -> Any:
+def _open_data(module: ModuleType) -> Any:
     """Return the file's data; if the data is a folder, open it."""
     import cerebro
 
@@ -136,14 +173,9 @@ def data_of(module: ModuleType) -> Any:
     return cerebro.Dataset(os.fspath(data)) if isinstance(data, (str, os.PathLike)) else data
 
 
-SHUFFLE_HELP = (
-    "the order of rows: all rows anew in each epoch, or groups of shards (rows for data up to 4 GB)"
-)
-
-
-def settings_of(module: ModuleType, file: str, options: argparse.Namespace) -> dict[str, Any]:
+def _merge_settings(module: ModuleType, options: argparse.Namespace) -> dict[str, Any]:
     """Merge the file's settings with the options, which take precedence."""
-    settings = getattr(module, "settings", {})
+    file, settings = options.file, getattr(module, "settings", {})
     if not isinstance(settings, Mapping):
         raise InputError(
             f"{file}: settings must be a dictionary of cerebro.search's keywords, such as "

@@ -106,12 +106,7 @@ def _parse_columns(items: Sequence[str] | None) -> dict[str, Any] | list[str] | 
 
 
 def _parse_dtypes(items: Sequence[str] | None) -> dict[str, str] | None:
-    if items is None:
-        return None
-    dtypes = {}
-    for item in items:
-        name, equals, dtype = item.partition("=")
-        if not equals:
+    for item in items or ():
+        if "=" not in item:
             raise InputError(f"--dtypes {item}: must look like x=float32")
-        dtypes[name] = dtype
-    return dtypes
+    return None if items is None else dict(item.split("=", 1) for item in items)

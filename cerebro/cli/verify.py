@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     if is_url(options.path):
-        return _verify_bucket(options.path, options.json)
+        return _verify_data(options.path, options.json)
     path = Path(options.path)
     if (path / "run.sqlite").exists():
         return _verify_run(path, options.json)
@@ -42,55 +42,34 @@ def _verify_run(path: Path, as_json: bool) -> int:
 
     check = verify_run(path)
     if as_json:
-        print_json(
-            {
-                "path": path,
-                "problems": [vars(problem) for problem in check.problems],
-                "trials": check.trials,
-                "epochs": check.epochs,
-                "states": check.states,
-                "slots": check.slots,
-                "data": check.data,
-            }
-        )
+        print_json({**vars(check), "problems": [vars(problem) for problem in check.problems]})
         return 1 if check.problems else 0
     if check:
         print(check)
     return _complain(path, check.problems)
 
 
-def _verify_data(path: Path, as_json: bool) -> int:
+def _verify_data(place: Path | str, as_json: bool) -> int:
+    """Check a dataset; if it is in object storage, first copy what is missing here."""
     import cerebro
     from cerebro.data.shards import find_damage
     from cerebro.report import format as fmt
 
-    damages = find_damage(path)
+    if isinstance(place, Path):
+        problems = [str(damage) for damage in find_damage(place)]
+    else:
+        problems, data = [], cerebro.Dataset(place)
+        try:
+            data.verify()
+        except CorruptDataError as error:
+            problems.append(str(error))
     if as_json:
-        print_json({"path": path, "problems": [str(damage) for damage in damages]})
-        return 1 if damages else 0
-    if not damages:
-        data = cerebro.Dataset(path)
-        print(f"{path}: {data.num_shards} shards, {fmt.size(data.nbytes)}: all checksums match")
-    return _complain(path, damages)
-
-
-def _verify_bucket(url: str, as_json: bool) -> int:
-    """Copy what is missing here of a dataset in object storage, and check the dataset."""
-    import cerebro
-    from cerebro.report import format as fmt
-
-    problems: list[str] = []
-    data = cerebro.Dataset(url)
-    try:
-        data.verify()
-    except CorruptDataError as error:
-        problems.append(str(error))
-    if as_json:
-        print_json({"path": url, "problems": problems})
+        print_json({"path": place, "problems": problems})
         return 1 if problems else 0
     if not problems:
-        print(f"{url}: {data.num_shards} shards, {fmt.size(data.nbytes)}: all checksums match")
-    return _complain(url, problems)
+        data = cerebro.Dataset(place)
+        print(f"{place}: {data.num_shards} shards, {fmt.size(data.nbytes)}: all checksums match")
+    return _complain(place, problems)
 
 
 def _complain(path: Path | str, problems: Sequence[Any]) -> int:

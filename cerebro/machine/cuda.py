@@ -56,7 +56,7 @@ def find_preferred_version() -> int:
 
     torch = sys.modules.get("torch")
     if torch is not None and getattr(torch, "version", None) is not None and torch.version.cuda:
-        return _major(torch.version.cuda)
+        return int(torch.version.cuda.partition(".")[0])
     try:
         tagged = re.search(r"\+cu(\d\d)", metadata.version("torch"))
         if tagged is not None:
@@ -74,12 +74,6 @@ def find_preferred_version() -> int:
             continue
         return major
     return 0
-
-
-def _major(version: str | None) -> int:
-    """Return the major version: 12 for ``"12.8"``."""
-    match = re.match(r"\d+", version or "")
-    return 0 if match is None else int(match[0])
 
 
 def open_runtime() -> dict[str, Any]:

@@ -64,7 +64,8 @@ class _Postponed(ModuleType):
         with _lock:
             if sys.modules.get(NAME) is self:
                 del sys.modules[NAME]
-                _withdraw()
+                if _finder in sys.meta_path:
+                    sys.meta_path.remove(_finder)
                 for function in self.__dict__["_passed"]:
                     vars(function).pop("__dynamo_disable", None)
                 self.__dict__["_passed"].clear()
@@ -111,11 +112,6 @@ def force_eager() -> Iterator[None]:
         return
     with sys.modules["torch"].compiler.set_stance("force_eager"):
         yield
-
-
-def _withdraw() -> None:
-    if _finder in sys.meta_path:
-        sys.meta_path.remove(_finder)
 
 
 def _importer() -> str | None:

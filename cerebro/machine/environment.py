@@ -30,20 +30,9 @@ from cerebro.machine.resources import usable_cores
 
 # Packages whose versions can change the bits of a run, or determine which data can be read.
 PACKAGES = (
-    "numpy",
-    "torch",
-    "torchvision",
-    "jax",
-    "jaxlib",
-    "optax",
-    "scikit-learn",
-    "scipy",
-    "mkl",
-    "pandas",
-    "pyarrow",
-    "pillow",
-    "cloudpickle",
-)
+    "numpy", "torch", "torchvision", "jax", "jaxlib", "optax", "scikit-learn", "scipy", "mkl",
+    "pandas", "pyarrow", "pillow", "cloudpickle",
+)  # fmt: skip
 
 # NVIDIA's libraries, whose packages can be replaced independently of PyTorch: a different version
 # chooses different kernels. Also the plugins that install them for JAX.
@@ -62,30 +51,13 @@ DEFAULT_HASH_SEED = "0"
 
 # Variables that make libraries choose other kernels or orders, and so change the bits.
 VARIABLES = (
-    "ATEN_CPU_CAPABILITY",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "DNNL_DEFAULT_FPMATH_MODE",
-    "DNNL_MAX_CPU_ISA",
-    "GLIBC_TUNABLES",
-    BACKEND_VARIABLE,
-    "KMP_DETERMINISTIC_REDUCTION",
-    "LD_PRELOAD",
-    "MKL_CBWR",
-    "MKL_DEBUG_CPU_TYPE",
-    "MKL_DYNAMIC",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "NPY_DISABLE_CPU_FEATURES",
-    "NPY_ENABLE_CPU_FEATURES",
-    "NVIDIA_TF32_OVERRIDE",
-    "OMP_DYNAMIC",
-    "OMP_SCHEDULE",
-    "OMP_THREAD_LIMIT",
-    "ONEDNN_DEFAULT_FPMATH_MODE",
-    "ONEDNN_MAX_CPU_ISA",
-    "OPENBLAS_CORETYPE",
-    HASH_SEED,
-    "XLA_FLAGS",
-)
+    "ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA", "GLIBC_TUNABLES", BACKEND_VARIABLE, "KMP_DETERMINISTIC_REDUCTION",
+    "LD_PRELOAD", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_DYNAMIC", "MKL_ENABLE_INSTRUCTIONS",
+    "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "NVIDIA_TF32_OVERRIDE", "OMP_DYNAMIC",
+    "OMP_SCHEDULE", "OMP_THREAD_LIMIT", "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE", HASH_SEED, "XLA_FLAGS",
+)  # fmt: skip
 
 # Set to `threads` in workers, and unchanged in the caller's process. XLA reads the last one when
 # JAX first computes in a process.
@@ -188,11 +160,6 @@ def torch_libraries() -> dict[str, str]:
     return {name: match[1].rstrip(",") for name, match in matches.items() if match is not None}
 
 
-def _torch_capability() -> str | None:
-    torch = find_whole_module("torch")
-    return None if torch is None else str(torch.backends.cpu.get_cpu_capability())
-
-
 def cuda() -> dict[str, Any] | None:
     """Describe the CUDA that PyTorch uses in this process; None if it has not started."""
     torch = find_whole_module("torch")
@@ -235,6 +202,7 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
     jax_backend keras jax cores threads blas torch torch_capability torch_libraries variables``;
     ``cuda``, ``jax_backend``, ``keras`` and ``jax`` only if they have started.
     """
+    torch = find_whole_module("torch")
     more: dict[str, Any] = {}
     if device != "cpu":
         more["cuda_packages"] = _versions(CUDA_PACKAGES)
@@ -260,7 +228,7 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
         "threads": threads,
         "blas": numpy_blas(),
         "torch": TORCH.present(),
-        "torch_capability": _torch_capability(),
+        "torch_capability": torch and str(torch.backends.cpu.get_cpu_capability()),
         "torch_libraries": torch_libraries(),
         "variables": _variables(threads),
     }
@@ -319,17 +287,13 @@ def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
         if key == f"variables.{HASH_SEED}" and not (key in old and key in new):
             continue  # one of them is the user's process, and workers get the run's seed
         if key == "cpu.features" and key in old and key in new:
-            lines.append(_describe_feature_differences(str(old[key]), str(new[key])))
+            was, has = set(str(old[key]).split()), set(str(new[key]).split())
+            parts = (("without", sorted(was - has)), ("with", sorted(has - was)))
+            said = "; ".join(f"{word} {' '.join(names)}" for word, names in parts if names)
+            lines.append(f"cpu.features differ: now {said}")
         else:
             lines.append(f"{key} was {old.get(key, 'absent')}, is {new.get(key, 'absent')}")
     return lines
-
-
-def _describe_feature_differences(before: str, now: str) -> str:
-    old, new = set(before.split()), set(now.split())
-    parts = [("without", sorted(old - new)), ("with", sorted(new - old))]
-    said = "; ".join(f"{word} {' '.join(names)}" for word, names in parts if names)
-    return f"cpu.features differ: now {said}"
 
 
 def is_importable(module: str) -> bool:

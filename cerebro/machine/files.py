@@ -206,29 +206,11 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in FULL
 
 
-NETWORK_FILE_SYSTEMS = frozenset(
-    [
-        "9p",
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "fuse.glusterfs",
-        "fuse.s3fs",
-        "fuse.sshfs",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "ncpfs",
-        "nfs",
-        "nfs4",
-        "smb2",
-        "smb3",
-        "smbfs",
-        "vboxsf",
-        "virtiofs",
-    ]
-)
+NETWORK_FILE_SYSTEMS = (
+    "9p", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs",
+    "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "smb2", "smb3", "smbfs", "vboxsf",
+    "virtiofs",
+)  # fmt: skip
 
 
 def file_system(path: str | os.PathLike[str]) -> str:
@@ -236,16 +218,19 @@ def file_system(path: str | os.PathLike[str]) -> str:
     place = Path(path).absolute()
     while not place.exists():
         place = place.parent
-    try:
-        table = Path("/proc/self/mountinfo").read_bytes()
-    except OSError:
-        return "unknown"
     best, kind = "", "unknown"
-    for mount, mounted in parse_mounts(table):
+    for mount, mounted in parse_mounts(_read_mounts()):
         inside = place == Path(mount) or Path(mount) in place.resolve().parents
         if inside and len(mount) >= len(best):
             best, kind = mount, mounted
     return kind
+
+
+def _read_mounts() -> bytes:
+    try:
+        return Path("/proc/self/mountinfo").read_bytes()
+    except OSError:  # not Linux
+        return b""
 
 
 def parse_mounts(table: bytes) -> Iterator[tuple[str, str]]:
@@ -260,11 +245,7 @@ def is_mount_point(path: Path) -> bool:
     """Return whether something is mounted at `path`, such as another folder of its file system."""
     if path.is_mount():
         return True
-    try:
-        table = Path("/proc/self/mountinfo").read_bytes()
-    except OSError:
-        return False
-    return os.path.realpath(path) in (place for place, _ in parse_mounts(table))
+    return os.path.realpath(path) in (place for place, _ in parse_mounts(_read_mounts()))
 
 
 def is_network_file_system(path: str | os.PathLike[str]) -> bool:
@@ -272,7 +253,7 @@ def is_network_file_system(path: str | os.PathLike[str]) -> bool:
     return file_system(path) in NETWORK_FILE_SYSTEMS
 
 
-MEMORY_FILE_SYSTEMS = frozenset(["tmpfs", "ramfs", "hugetlbfs"])
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "hugetlbfs")
 
 
 def free_bytes(folder: Path) -> int:

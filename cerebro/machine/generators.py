@@ -225,16 +225,11 @@ def _seed_everywhere(module: Any, seed: int) -> None:
     started, even if this build of PyTorch cannot use it. This takes longer than building a small
     network.
     """
-    if _has_devices(module):
+    accelerator = getattr(module, "accelerator", None)  # absent in older releases
+    if accelerator is None or accelerator.current_accelerator() is not None:
         module.manual_seed(seed)
     else:
         module.default_generator.manual_seed(seed)
-
-
-def _has_devices(module: Any) -> bool:
-    """Return whether this build of PyTorch can use devices other than the CPU."""
-    accelerator = getattr(module, "accelerator", None)
-    return accelerator is None or accelerator.current_accelerator() is not None
 
 
 def _seed_started(module: Any, seed: int) -> None:
@@ -362,12 +357,10 @@ class Memory:
         self._python.gauss_next = saved[1]
 
     def to_state(self) -> dict[str, Any]:
-        """Return the present states as `cerebro.machine.generators.capture` does."""
         return self.state_of(self.save())
 
     @staticmethod
     def state_of(saved: tuple[bytearray, float | None]) -> dict[str, Any]:
-        """Return states from `save` as `cerebro.machine.generators.capture` does."""
         copy, gauss = saved
         position, has_spare, spare = _REST.unpack_from(copy, _REST_AT)
         return {

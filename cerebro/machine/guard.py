@@ -287,18 +287,7 @@ class _Finder:
         return None
 
 
-_finder = _Finder()
-
-
-def _watch_imports() -> None:
-    """Watch imports from now on.
-
-    The finder is never removed: an import in another thread must find all finders with which it
-    began.
-    """
-    at = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else 0
-    sys.meta_path.insert(at, _finder)
-    remember_modules()
-
-
-_watch_imports()
+# Never removed: an import in another thread must find all finders with which it began.
+_place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else 0
+sys.meta_path.insert(_place, _Finder())
+remember_modules()

@@ -122,9 +122,8 @@ def find_raising_line(
     The exception itself may have been raised by a library that the line calls. With `libraries`,
     return a library's line if there is no line of the user's code.
     """
-    here = str(PACKAGE) + os.sep
     frames = traceback.extract_tb(error.__traceback__)
-    outside = [frame for frame in frames if not frame.filename.startswith(here)]
+    outside = [frame for frame in frames if not frame.filename.startswith(_OWN)]
     users = [frame for frame in outside if not is_library(frame.filename)]
     candidates = users or (outside if libraries else [])
     return candidates[-1] if candidates else None
@@ -135,11 +134,10 @@ def find_calling_line() -> str:
 
     Return an empty string if there is no user code between the caller and Cerebro's next frame.
     """
-    here = str(PACKAGE) + os.sep
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(here):
+    while frame is not None and frame.f_code.co_filename.startswith(_OWN):
         frame = frame.f_back
-    while frame is not None and not (file := frame.f_code.co_filename).startswith(here):
+    while frame is not None and not (file := frame.f_code.co_filename).startswith(_OWN):
         if not is_library(file):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
@@ -209,23 +207,9 @@ def _changed_at(file: str) -> int:
 
 
 LIBRARIES = (
-    "cloudpickle",
-    "jax",
-    "matplotlib",
-    "numpy",
-    "optuna",
-    "pandas",
-    "PIL",
-    "pyarrow",
-    "ray",
-    "optax",
-    "rich",
-    "safetensors",
-    "scipy",
-    "sklearn",
-    "torch",
-    "torchvision",
-)
+    "cloudpickle", "jax", "jinja2", "matplotlib", "numpy", "optuna", "pandas", "PIL", "pyarrow",
+    "ray", "optax", "rich", "safetensors", "scipy", "sklearn", "torch", "torchvision",
+)  # fmt: skip
 """Libraries that are packages, so a single file with the same name is not the library."""
 
 
@@ -255,7 +239,6 @@ def _describe_hidden(error: BaseException) -> str:
 
 
 def _find_file(name: str) -> str | None:
-    """Return the file that an import of a module finds; None if there is none."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cerebro.errors import InputError
-from cerebro.machine.flags import TORCH
+from cerebro.machine.flags import TORCH, LibrarySettings
 from cerebro.machine.imports import find_whole_module
-from cerebro.machine.library_settings import LibrarySettings
 
 
 class JaxSettings(LibrarySettings):
@@ -146,7 +145,6 @@ def _first_settings() -> dict[str, Any] | None:
 
 
 def _jax() -> Any:
-    """Return JAX if it is imported, else None."""
     jax = find_whole_module("jax")
     return jax if hasattr(jax, "config") else None
 
@@ -250,13 +248,17 @@ Settings = Mapping[str, Mapping[str, Any]]
 
 
 def present_settings() -> dict[str, dict[str, Any]]:
-    """Return the settings of this process."""
     return {library.name: library.present() for library in LIBRARIES}
 
 
 def recorded_settings(environment: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the settings in the record of an environment."""
     return {library.name: environment.get(library.name, {}) for library in LIBRARIES}
+
+
+def begin_run(settings: Settings, *, own_process: bool) -> None:
+    """Prepare this process for a run with these settings; `own_process`: it is a worker's."""
+    for library in LIBRARIES:
+        library.begin_run(settings.get(library.name, {}), own_process=own_process)
 
 
 def apply_settings(settings: Settings) -> None:

@@ -63,7 +63,6 @@ class Objects:
             return bytes(self._system.cat_file(self._path(name)))
 
     def get(self, name: str, file: Path) -> None:
-        """Copy an object to a new local file; errors as for `read`."""
         with self._explain_errors(f"cannot read {self.url_of(name)}"):
             self._system.get_file(self._path(name), os.fspath(file))
 
@@ -72,10 +71,7 @@ class Objects:
 
         Raises StorageError if this fails.
         """
-        with (
-            self._explain_errors(f"cannot write {self.url_of(name)}"),
-            self._name_when_complete(name) as path,
-        ):
+        with self._place_for(name) as path:
             self._system.pipe_file(path, content)
 
     def put(self, file: Path, name: str) -> None:
@@ -86,10 +82,7 @@ class Objects:
         """
         if not file.is_file():
             raise FileNotFoundError(os.fspath(file))
-        with (
-            self._explain_errors(f"cannot write {self.url_of(name)}"),
-            self._name_when_complete(name) as path,
-        ):
+        with self._place_for(name) as path:
             self._system.put_file(os.fspath(file), path)
 
     def names(self) -> set[str]:
@@ -120,20 +113,21 @@ class Objects:
         return f"{self._root.rstrip('/')}/{name}"
 
     @contextlib.contextmanager
-    def _name_when_complete(self, name: str) -> Iterator[str]:
+    def _place_for(self, name: str) -> Iterator[str]:
         """Give the path to write an object to; on a disk, it gets its name when it is complete."""
         path, protocols = self._path(name), self._system.protocol
-        if "file" not in ((protocols,) if isinstance(protocols, str) else protocols):
-            yield path
-            return
-        self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
-        temporary = f"{path}.{uuid.uuid4().hex}.tmp"
-        try:
-            yield temporary
-            os.replace(temporary, path)  # noqa: PTH105
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)  # noqa: PTH108
+        with self._explain_errors(f"cannot write {self.url_of(name)}"):
+            if "file" not in ((protocols,) if isinstance(protocols, str) else protocols):
+                yield path
+                return
+            self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+            temporary = f"{path}.{uuid.uuid4().hex}.tmp"
+            try:
+                yield temporary
+                os.replace(temporary, path)  # noqa: PTH105
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary)  # noqa: PTH108
 
     @contextlib.contextmanager
     def _explain_errors(self, what: str) -> Iterator[None]:

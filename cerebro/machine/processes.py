@@ -17,22 +17,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
 _PASSED_ON = (
-    "Umask",
-    "Uid",
-    "Gid",
-    "Groups",
-    "SigBlk",
-    "SigIgn",
-    "NoNewPrivs",
-    "Seccomp",
-    "CapInh",
-    "CapPrm",
-    "CapEff",
-    "CapBnd",
-    "CapAmb",
-    "Cpus_allowed",
-    "Mems_allowed",
-)
+    "Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "NoNewPrivs", "Seccomp", "CapInh",
+    "CapPrm", "CapEff", "CapBnd", "CapAmb", "Cpus_allowed", "Mems_allowed",
+)  # fmt: skip
 """The lines of ``/proc/.../status`` about attributes that a new program inherits."""
 
 
@@ -50,7 +37,6 @@ def read_inherited_attributes() -> tuple[str, ...]:
 
 
 def threads() -> int:
-    """Return the number of threads in this process, including C threads."""
     return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 

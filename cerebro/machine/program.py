@@ -213,7 +213,6 @@ def _add_to_linecache(file: str, source: bytes) -> None:
 
 
 def _roots() -> list[str]:
-    """Return the folders from which this process imports the user's modules."""
     entries = [_absolute(entry) for entry in sys.path]
     for name, module in list(sys.modules.items()):
         if name.startswith("__editable__"):  # how setuptools finds a package installed with -e

@@ -2,5 +2,6 @@
 
 Nothing here trains, opens or changes a run. During a run the input is a
 :class:`~cerebro.report.snapshot.Snapshot`, afterwards a ``Result``. Only
-:mod:`cerebro.report.plots` imports matplotlib, and only the live table imports rich.
+:mod:`cerebro.report.plots` imports matplotlib, only the live table rich, and only
+:mod:`cerebro.report.templates` Jinja.
 """

@@ -7,10 +7,11 @@ Without HTML, the same rows are shown as plain text.
 
 from __future__ import annotations
 
-import html
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from cerebro.errors import escape_unprintable
@@ -18,6 +19,7 @@ from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 from cerebro.report import summary
 from cerebro.report.snapshot import TrialRow
+from cerebro.report.templates import fill_template
 
 MAX_SETTINGS = 8
 """The number of settings that get a separate column; the others share one."""
@@ -32,29 +34,14 @@ CURVE_WIDTH, CURVE_HEIGHT, CURVE_MARGIN = 96, 20, 3  # pixels
 BLUE, GREEN, AMBER, RED = "#2f83c5", "#2f9148", "#b0740a", "#d9453f"
 STATE_COLORS = {
     "running": BLUE,
-    "paused": AMBER,
-    "stopped": AMBER,
-    "interrupted": AMBER,
+    **dict.fromkeys(("paused", "stopped", "interrupted"), AMBER),
     "finished": GREEN,
-    "diverged": RED,
-    "failed": RED,
+    **dict.fromkeys(("diverged", "failed"), RED),
 }
-
-# Inline, because sanitizers remove style sheets. Inline styles override those of notebooks.
-CELL = (
-    "padding:2px 10px 2px 0;border:0;background:transparent;white-space:nowrap;"
-    "vertical-align:middle;text-align:{align};font-variant-numeric:tabular-nums"
-)
-TABLE = "border-collapse:collapse;border:0;margin:6px 0;font-size:inherit;color:inherit"
-DIM = "opacity:.7"
-RULE = "border-bottom:1px solid rgba(128,128,128,.4)"
-BEST_ROW = "font-weight:600;background:rgba(128,128,128,.14)"
 
 
 @dataclass(frozen=True)
 class Block:
-    """The contents of a block."""
-
     title: str
     state: str
     rows: Sequence[TrialRow] = ()
@@ -67,21 +54,16 @@ class Block:
     share_done: float | None = None  # 0 to 1; None shows no bar
 
     def to_html(self) -> str:
-        color = STATE_COLORS.get(self.state, "inherit")
-        title = f"<b>{_escape(self.title)}</b>" if self.facts else _escape(self.title)
-        parts = [_render_line(f'{title} <span style="color:{color}">{_escape(self.state)}</span>')]
-        if self.share_done is not None:
-            parts.append(_render_bar(self.share_done))
-        if self.facts:
-            parts.append(_render_line(_escape(" · ".join(self.facts))))
-        if best := self._best_line():
-            parts.append(_render_line(f"<b>{_escape(best)}</b>"))
-        if self.rows:
-            parts.append(_render_table(self))
-        if self.more:
-            parts.append(_render_line(_escape(self.more), DIM))
-        parts += [_render_line(_escape(note)) for note in self.notes]
-        return f'<div style="color:inherit;overflow-x:auto;line-height:1.5">{"".join(parts)}</div>'
+        share = self.share_done
+        return fill_template(
+            "block.html",
+            block=self,
+            color=STATE_COLORS.get(self.state, "inherit"),
+            percent="" if share is None else f"{100 * min(max(share, 0.0), 1.0):.1f}%",
+            blue=BLUE,
+            best=self._best_line(),
+            columns=_make_columns(self),
+        )
 
     def to_text(self) -> str:
         """Return the block as plain text, without its curves."""
@@ -90,7 +72,7 @@ class Block:
         parts += [best] if (best := self._best_line()) else []
         if self.rows:
             columns = [column for column in _make_columns(self) if not column.is_drawn]
-            cells = [[column.text(row) for column in columns] for row in self.rows]
+            cells = [[column.texts.get(row.number, "") for column in columns] for row in self.rows]
             parts.append(summary.lay_out_table([column.heading for column in columns], cells))
         parts += [self.more] if self.more else []
         return escape_unprintable("\n".join([*parts, *self.notes]))
@@ -104,63 +86,28 @@ class Block:
         return f"best: trial {row.number}, {fmt.heading(self.metric)} {value}{after}"
 
 
-def _escape(text: str) -> str:
-    return html.escape(escape_unprintable(text))
-
-
-def _render_line(inner: str, style: str = "") -> str:
-    return f'<div style="margin:2px 0;{style}">{inner}</div>'
-
-
-def _render_bar(share: float) -> str:
-    """Return a progress bar as HTML; it is invisible where a page removes styles."""
-    width = 100 * min(max(share, 0.0), 1.0)
-    return (
-        '<div style="height:5px;max-width:520px;margin:4px 0;border-radius:3px;overflow:hidden;'
-        f'background:rgba(128,128,128,.25)"><div style="height:5px;width:{width:.1f}%;'
-        f'background:{BLUE}"></div></div>'
-    )
-
-
 # --- the table ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of the table: for each row, by number, a text or a drawing."""
+    """A column of the table; each row, by number, has a text or a drawing."""
 
     heading: str
     texts: Mapping[int, str]
     align: str = "right"
-    drawings: Mapping[int, str] = field(default_factory=dict)
     colors: Mapping[int, str] = field(default_factory=dict)
-
-    @property
-    def is_drawn(self) -> bool:
-        return bool(self.drawings)
-
-    def text(self, row: TrialRow) -> str:
-        return self.texts.get(row.number, "")
-
-    def to_html(self, row: TrialRow) -> str:
-        if self.is_drawn:
-            return self.drawings.get(row.number, "")
-        text = _escape(self.text(row))
-        color = self.colors.get(row.number)
-        return text if color is None else f'<span style="color:{color}">{text}</span>'
+    is_drawn: bool = False
 
 
 def _make_columns(block: Block) -> list[_Column]:
     rows = block.rows
     trials = {r.number: f"{'★ ' if r.number == block.best else ''}{r.number}" for r in rows}
+    states = {row.number: row.status for row in rows}
+    colors = {n: STATE_COLORS.get(status, "inherit") for n, status in states.items()}
     columns = [
         _Column("trial", trials),
-        _Column(
-            "state",
-            {row.number: row.status for row in rows},
-            align="left",
-            colors={row.number: STATE_COLORS.get(row.status, "inherit") for row in rows},
-        ),
+        _Column("state", states, "left", colors),
         _Column("epoch", {row.number: f"{row.epoch}/{row.epochs}" for row in rows}),
     ]
     for name in fmt.metric_columns((row.metrics for row in rows), block.metric):
@@ -170,8 +117,9 @@ def _make_columns(block: Block) -> list[_Column]:
         at = {row.number: "-" if row.best_at is None else str(row.best_at) for row in rows}
         columns.append(_Column(fmt.BEST_AT, at))
     if any(row.history for row in rows):
+        curves = draw_curves(rows, block.metric, block.mode)
         by_epoch = f"{fmt.heading(block.metric)} by epoch"
-        columns.append(_Column(by_epoch, {}, align="left", drawings=_draw_curves(block)))
+        columns.append(_Column(by_epoch, curves, "left", is_drawn=True))
     if any(row.rows_per_second for row in rows):
         rates = {r.number: f"{r.rows_per_second:,.0f}" if r.rows_per_second else "-" for r in rows}
         columns.append(_Column("rows/s", rates))
@@ -184,59 +132,37 @@ def _make_setting_columns(rows: Sequence[TrialRow]) -> list[_Column]:
     differ = fmt.choose_settings(list(flat.values()))
     columns = []
     for key in differ[:MAX_SETTINGS]:
-        texts = {n: _shorten(config[key]) for n, config in flat.items() if key in config}
+        texts = {
+            n: fmt.cut_end(fmt.number(config[key], 3), MAX_TEXT)
+            for n, config in flat.items()
+            if key in config
+        }
         columns.append(_Column(key, texts))
     if rest := differ[MAX_SETTINGS:]:
         others = {
             n: fmt.settings({k: c[k] for k in rest if k in c}, MAX_TEXT) for n, c in flat.items()
         }
-        columns.append(_Column(f"{len(rest)} more", others, align="left"))
+        columns.append(_Column(f"{len(rest)} more", others, "left"))
     return columns
-
-
-def _shorten(value: Any) -> str:
-    text = fmt.number(value, 3)
-    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
-
-
-def _render_table(block: Block) -> str:
-    columns = _make_columns(block)
-    head = "".join(
-        f'<th style="{CELL.format(align=c.align)};font-weight:400;{DIM};{RULE}">'
-        f"{_escape(c.heading)}</th>"
-        for c in columns
-    )
-    body = []
-    for row in block.rows:
-        cells = "".join(
-            f'<td style="{CELL.format(align=c.align)}">{c.to_html(row)}</td>' for c in columns
-        )
-        style = f' style="{BEST_ROW}"' if row.number == block.best else ""
-        body.append(f"<tr{style}>{cells}</tr>")
-    return (
-        f'<table style="{TABLE}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table>"
-    )
 
 
 # --- curves ------------------------------------------------------------------
 
 
-def _draw_curves(block: Block) -> dict[int, str]:
+def draw_curves(rows: Sequence[TrialRow], metric: str, mode: str) -> dict[int, str]:
     """Return the curve of each row's metric over its epochs, all on the same axes."""
     series = {
-        row.number: [fmt.metric_value(epoch.metrics, block.metric) for epoch in row.history]
-        for row in block.rows
+        row.number: [fmt.metric_value(epoch.metrics, metric) for epoch in row.history]
+        for row in rows
     }
-    low, high = find_limits(series.values(), block.mode)
-    epochs = max((max(row.epochs, len(row.history)) for row in block.rows), default=1)
+    low, high = _find_limits(series.values(), mode)
+    epochs = max((max(row.epochs, len(row.history)) for row in rows), default=1)
     return {
-        row.number: draw_curve(series[row.number], row.best_at, epochs, low, high)
-        for row in block.rows
+        row.number: draw_curve(series[row.number], row.best_at, epochs, low, high) for row in rows
     }
 
 
-def find_limits(series: Any, mode: str) -> tuple[float, float]:
+def _find_limits(series: Any, mode: str) -> tuple[float, float]:
     """Return the ends of the vertical axis, without the worst twentieth of the values.
 
     Otherwise the first epochs of bad trials would flatten all other curves.
@@ -286,12 +212,54 @@ def _locate_point(
     return x, bottom - (bottom - CURVE_MARGIN) * share
 
 
-# --- remarks -----------------------------------------------------------------
+# --- results -----------------------------------------------------------------
 
 
-def describe_causes(failed: Mapping[str, Sequence[int]]) -> list[str]:
-    """Return a line for each cause of failures; `failed` maps status and cause to trial numbers."""
-    return [
-        f"trial {numbers[0]}{f' and {len(numbers) - 1} more' if numbers[1:] else ''} {what}"
-        for what, numbers in failed.items()
-    ]
+def render_result(result: Any, max_trials: int = summary.MAX_TRIALS) -> str:
+    trials = summary.rank_trials(result)
+    has_best = bool(summary.best_lines(result))
+    hidden = Counter(trial.status for trial in trials[max_trials:])
+    tie = summary.describe_tie(result) if has_best else ""
+    return Block(
+        title=str(result.path),
+        state=result.status,
+        rows=[row_of(trial, result.select) for trial in trials[:max_trials]],
+        metric=result.metric,
+        mode=result.mode,
+        best=trials[0].number if has_best else None,
+        facts=[summary.count_statuses(result)],
+        more=f"and {hidden.total()} more: {fmt.states(hidden)}" if hidden else "",
+        notes=[
+            *([tie] if tie else []),
+            *summary.list_failures(result, with_status=True),
+            *summary.list_warnings(result),
+        ],
+    ).to_html()
+
+
+def row_of(trial: Any, select: str) -> TrialRow:
+    """Return the row of a trial of a result; with ``select="best"``, marked at its best epoch."""
+    by_best = select == "best" and trial.best_epoch is not None
+    return TrialRow(
+        number=trial.number,
+        config=trial.config,
+        status=trial.status,
+        epoch=trial.epoch,
+        epochs=trial.epochs,
+        metrics=trial.metrics,
+        error=trial.error,
+        best_at=trial.best_epoch + 1 if by_best else None,
+        history=[SimpleNamespace(metrics=epoch["metrics"]) for epoch in trial.history],
+    )
+
+
+def render_trial(trial: Any) -> str:
+    """Write one trial as a two-column HTML table: status, metrics, configuration."""
+    rows = [("status", trial.status), ("epochs", trial.epoch)]
+    select = getattr(getattr(trial, "saved", None), "select", "best")
+    if trial.best_epoch is not None and select == "best":
+        rows.append((fmt.BEST_AT, trial.best_epoch + 1))
+    names = fmt.full_names(trial.metrics)
+    rows += [(fmt.heading(name), fmt.metric(trial.metrics[name])) for name in names]
+    rows += [(name, fmt.number(value)) for name, value in flatten(trial.config).items()]
+    return fill_template("trial.html", number=trial.number, rows=rows)

@@ -37,16 +37,12 @@ MAX_NAMED = 5
 class Facts:
     """The facts from which conclusions are drawn, besides the trials."""
 
-    train_rows: int = 0
-    """The number of rows trained on in an epoch; 0 if unknown."""
-    validation_rows: int = 0
-    """The number of rows on which a trial is validated; 0 without validation."""
+    train_rows: int = 0  # rows trained on in an epoch; 0 if unknown
+    validation_rows: int = 0  # rows on which a trial is validated; 0 without validation
     ranges: Mapping[str, Range] = field(default_factory=dict)
     searcher: str = ""
-    points: int = 0
-    """The number of configurations that the user gave to try first."""
-    epochs: int = 0
-    """The search's number of epochs; 0 if unknown."""
+    points: int = 0  # configurations that the user gave to try first
+    epochs: int = 0  # of the search; 0 if unknown
 
 
 def facts_of(result: Any, best: Any) -> Facts:
@@ -71,10 +67,8 @@ def facts_of(result: Any, best: Any) -> Facts:
 class Conclusions:
     """Lines of text for the user; both fields are empty while no trial has a finite metric."""
 
-    sure: Sequence[str] = ()
-    """How reliable the ranking is."""
-    next: Sequence[str] = ()
-    """What to try next."""
+    sure: Sequence[str] = ()  # how reliable the ranking is
+    next: Sequence[str] = ()  # what to try next
 
 
 def conclude(result: Any, ranked: Sequence[Any], facts: Facts | None = None) -> Conclusions:
@@ -102,26 +96,20 @@ def name_trials(numbers: Sequence[int]) -> str:
     return f"trials {', '.join(shown[:-1])} and {shown[-1]}"
 
 
+@dataclass
 class _Reader:
-    """Draws the conclusions from one result."""
+    result: Any
+    trials: Sequence[Any]
+    scored: Sequence[tuple[Any, float]]
+    facts: Facts
+    error: float | None = None  # the best value's standard error, if known
+    close: Sequence[int] = ()  # the best trial, and trials that may equal it
 
-    def __init__(
-        self,
-        result: Any,
-        trials: Sequence[Any],
-        scored: Sequence[tuple[Any, float]],
-        facts: Facts,
-    ) -> None:
-        self.result = result
-        self.trials = trials
-        self.scored = scored
-        self.facts = facts
-        self.best, self.value = scored[0]
-        self.metric = fmt.heading(result.metric)
+    def __post_init__(self) -> None:
+        self.best, self.value = self.scored[0]
+        self.metric = fmt.heading(self.result.metric)
         self.is_validated = self._is_validated()
         self.counts = self._count_correct_rows()
-        self.error: float | None = None  # the best value's standard error, if known
-        self.close: list[int] = []  # the best trial, and trials that may equal it
 
     def _is_validated(self) -> bool:
         """Return whether the metric comes from rows that were not trained on."""
@@ -191,13 +179,14 @@ class _Reader:
             f" from {fmt.metric(min(folds))} to {fmt.metric(max(folds))}: standard error "
             f"{fmt.metric(self.error)}, corrected for the training rows that folds share"
         )
-        self.close = [self.best.number]
+        close = [self.best.number]
         for trial, _ in self.scored[1:]:
             others = self._fold_values(trial)
             if others is None or len(others) != len(folds):
                 continue
             if noise.differ_over_folds(folds, others, share) is False:
-                self.close.append(trial.number)
+                close.append(trial.number)
+        self.close = close
         if len(self.close) < 2:
             return [text]
         return [text, f"the folds do not separate {name_trials(self.close)} (t test at 5%)"]
@@ -343,9 +332,8 @@ class _Reader:
                 span, [v for v in values if is_number(v)], [v for v in tried if is_number(v)]
             )
             if side > 0 or (side < 0 and may_be_lower(span, values)):
-                ends = (span.low, span.high) if not span.steps else (
-                    span.steps[0], span.steps[-1])  # fmt: skip
-                end, way = (ends[1], "above") if side > 0 else (ends[0], "below")
+                low, high = span.ends
+                end, way = (high, "above") if side > 0 else (low, "below")
                 lines.append(
                     f"widen {name}: the best {TOP} trials have "
                     f"{', '.join(fmt.number(v, 3) for v in values)}, and the range ends at "
@@ -397,7 +385,7 @@ def may_be_lower(known: Range, values: Sequence[float]) -> bool:
     They rarely do for settings that begin at 0, or at 1 for whole numbers, such as dropout rates
     and numbers of layers.
     """
-    low = known.steps[0] if known.steps else known.low
+    low, _ = known.ends
     whole = all(isinstance(value, int) for value in values)
     return low != 0 and not (whole and low == 1)
 
@@ -453,14 +441,10 @@ FEWEST = 4
 class MoreTrials:
     """The largest gain that can be expected from half as many further trials."""
 
-    more: int
-    """The number of further trials."""
-    chance: float
-    """The probability that one of them is a new best."""
-    gain: float
-    """The expected improvement of the best value, in units of the metric; at least 0."""
-    half_found: float
-    """The expected best value of ``n - more`` trials drawn from those tried."""
+    more: int  # further trials
+    chance: float  # the probability that one of them is a new best
+    gain: float  # the expected improvement of the best value, in units of the metric; at least 0
+    half_found: float  # the expected best value of ``n - more`` trials drawn from those tried
 
 
 def chance_of_a_new_best(tried: int, more: int) -> float:

@@ -111,10 +111,24 @@ def states(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.items() if count)
 
 
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = _Absent()
+"""Stands for a setting that a configuration does not have; None can be a setting's value."""
+
+
+def find_varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List the settings that differ between configurations, in the order of the space."""
+    names = dict.fromkeys(name for config in configs for name in config)
+    return [n for n in names if len({repr(c.get(n, ABSENT)) for c in configs}) > 1]
+
+
 def choose_settings(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """List the settings to show: those that differ between configurations, or all if none does."""
-    keys = list(dict.fromkeys(key for config in configs for key in config))
-    return [key for key in keys if len({repr(c.get(key)) for c in configs}) > 1] or keys
+    return find_varying(configs) or list(dict.fromkeys(name for c in configs for name in c))
 
 
 def size(nbytes: float) -> str:
@@ -131,9 +145,11 @@ def settings(config: Mapping[str, Any], width: int | None = None) -> str:
     """Write a configuration on one line: ``lr=0.01 batch_size=32``; cut to `width` characters."""
     parts = (f"{k}={number(v, 3)}" for k, v in flatten(config).items())
     text = " ".join(parts)
-    if width is not None and len(text) > width:
-        text = text[: max(width - 1, 0)] + "…"
-    return text
+    return text if width is None else cut_end(text, width)
+
+
+def cut_end(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
 
 
 def short_name(name: str) -> str:
@@ -210,7 +226,6 @@ class Range:
     options: Sequence[Any] = ()  # the values, if they are listed
 
     def place(self, value: float) -> float | None:
-        """Return a value's position between the ends: 0 at the low end, 1 at the high end."""
         low, high = self.low, self.high
         if low is None or high is None or not low < high:
             return None
@@ -225,6 +240,11 @@ class Range:
         """The listed values in ascending order, if all are numbers; else empty."""
         numbers = [o for o in self.options if is_number(o)]
         return sorted(set(numbers)) if len(numbers) == len(self.options) else []
+
+    @property
+    def ends(self) -> tuple[float | None, float | None]:
+        """The lowest and the highest value."""
+        return (self.steps[0], self.steps[-1]) if self.steps else (self.low, self.high)
 
 
 def is_number(value: Any) -> bool:

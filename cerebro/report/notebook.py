@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from cerebro.errors import text_of
 from cerebro.report import format as fmt
-from cerebro.report.block import Block, describe_causes
+from cerebro.report import summary
+from cerebro.report.block import Block
 from cerebro.report.progress import Progress, choose_rows, describe_load
 from cerebro.report.snapshot import Snapshot
 
@@ -50,10 +50,7 @@ class Notebook(Progress):
         """Redraw the block, at most twice a second; immediately if the search is paused."""
         self._note_failures(snapshot)
         if snapshot.resting or self._clock() - self._drawn >= DRAW_SECONDS:
-            state = "running"
-            if snapshot.paused:
-                state = "paused" if snapshot.resting else "pausing"
-            self._draw(self._make_block(snapshot, state))
+            self._draw(self._make_block(snapshot, snapshot.pause or "running"))
 
     def finished(self, snapshot: Snapshot, result: Any) -> None:
         """Draw the final state, which is saved with the notebook."""
@@ -67,15 +64,13 @@ class Notebook(Progress):
         state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         if snapshot is None:
             self._draw(Block(" ".join(self._phases), state))
-            return
-        self._draw(self._make_block(snapshot, state))
+        else:
+            self._draw(self._make_block(snapshot, state))
 
     def _make_block(self, snapshot: Snapshot, state: str) -> Block:
         self._note_failures(snapshot)
         rows = choose_rows(snapshot)
-        hidden = Counter(row.status for row in snapshot.trials)
-        hidden.update(snapshot.more)
-        hidden.subtract(Counter(row.status for row in rows))
+        hidden = snapshot.count_trials(rows)
         count = hidden.total()
         return Block(
             title=snapshot.path or "search",
@@ -87,7 +82,7 @@ class Notebook(Progress):
             facts=_list_facts(snapshot, is_over=self._is_over),
             more=f"and {count} more: {fmt.states(hidden)}" if count else "",
             notes=[
-                *describe_causes(self._causes),
+                *summary.describe_causes(self._causes),
                 *([f"and {self._other_causes} for other reasons"] if self._other_causes else []),
             ],
             share_done=None if self._is_over and state != "interrupted" else snapshot.share_done,
@@ -98,7 +93,7 @@ class Notebook(Progress):
         for row in snapshot.trials:
             if row.status in ("failed", "diverged") and row.number not in self._failed:
                 self._failed.add(row.number)
-                what = f"{row.status}: {row.error}" if row.error else row.status
+                what = f" {row.status}: {row.error}" if row.error else f" {row.status}"
                 if what in self._causes or len(self._causes) < MAX_CAUSES:
                     self._causes.setdefault(what, []).append(row.number)
                 else:
@@ -128,15 +123,11 @@ class Notebook(Progress):
 def _list_facts(snapshot: Snapshot, *, is_over: bool) -> list[str]:
     of_workers = filter(None, [describe_load(snapshot)])
     if is_over:
-        states = Counter(row.status for row in snapshot.trials)
-        states.update(snapshot.more)
-        ended = fmt.states(states) or "no trials"
+        ended = fmt.states(snapshot.count_trials()) or "no trials"
         return [ended, fmt.duration(snapshot.seconds), *of_workers]
-    remaining = (
-        f", {fmt.rough_duration(snapshot.seconds_left)} left" if snapshot.seconds_left else ""
-    )
+    so_far = f"{fmt.rough_duration(snapshot.seconds)} so far"
     return [
         *([] if snapshot.share_done is None else [f"{fmt.percent(snapshot.share_done)} done"]),
-        f"{fmt.rough_duration(snapshot.seconds)} so far{remaining}",
+        ", ".join(filter(None, [so_far, snapshot.time_left])),
         *of_workers,
     ]

@@ -41,13 +41,8 @@ class Output:
             self._stream.flush()
         except (OSError, ValueError) as error:  # ValueError: the stream is closed
             self.is_broken = True
-            warn(error)
-
-
-def warn(error: Exception) -> None:
-    """Warn that a search continues without its display; standard error may be lost as well."""
-    with contextlib.suppress(OSError, ValueError):
-        warnings.warn(
-            f"the display failed, so the search continues without it: {text_of(error)}",
-            stacklevel=2,
-        )
+            with contextlib.suppress(OSError, ValueError):  # standard error may be lost as well
+                warnings.warn(
+                    f"the display failed, so the search continues without it: {text_of(error)}",
+                    stacklevel=2,
+                )

@@ -7,7 +7,6 @@ display decides how often it draws. There are no threads or timers.
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -56,43 +55,42 @@ class Lines(Progress):
 
     def __init__(self, stream: TextIO) -> None:
         self._output = Output(stream)
-        self._epochs: dict[int, int] = {}
-        self._status: dict[int, str] = {}
+        self._reported: dict[int, TrialRow] = {}  # none that will not appear in a snapshot again
         self._resting = False
 
     def phase(self, what: str) -> None:
         self._write(f"{what} ...")
 
     def run_started(self, snapshot: Snapshot) -> None:
-        self._remember(snapshot)  # do not report trials of an earlier part of the run
+        self._reported = {row.number: row for row in snapshot.trials}  # of an earlier part
         where = f", kept in {snapshot.path}" if snapshot.path else ""
         self._write(f"started with {count_workers(snapshot.workers)}{where}")
 
     def update(self, snapshot: Snapshot) -> None:
         columns: list[str] | None = None
         for row in snapshot.trials:
-            if row.epoch > self._epochs.get(row.number, 0):
+            before = self._reported.get(row.number)
+            if row.epoch > (0 if before is None else before.epoch):
                 if columns is None:
                     columns = fmt.metric_columns(
                         (t.metrics for t in snapshot.trials), snapshot.metric
                     )
                 self._write(self._epoch_line(snapshot, row, columns))
-            is_new = row.status != self._status.get(row.number)
-            if is_new and row.status in ("failed", "diverged", "stopped"):
-                self._write(self._end_line(snapshot, row))
-        self._remember(snapshot)
+            is_new = before is None or row.status != before.status
+            if is_new and row.status in (*FAILED, "stopped"):
+                cause = f": {row.error}" if row.error else ""
+                done = f"{fmt.percent(snapshot.share_done):>4}"
+                self._write(f"{done}: trial {row.number} {row.status}{cause}")
+        self._reported = {row.number: row for row in snapshot.trials}
         if snapshot.resting != self._resting:
             self._resting = snapshot.resting
-            self._write(f"{fmt.percent(snapshot.share_done):>4}: {_describe_pause(snapshot)}")
+            to_continue = f"python -m cerebro continue {shlex.quote(snapshot.path)}"
+            what = f"paused; to continue: {to_continue}" if snapshot.resting else "continued"
+            self._write(f"{fmt.percent(snapshot.share_done):>4}: {what}")
 
     def finished(self, snapshot: Snapshot, result: Any) -> None:
         self.update(snapshot)
         self._write(describe_end(snapshot))
-
-    def _remember(self, snapshot: Snapshot) -> None:
-        """Remember the reported trials; forget those that will not appear in a snapshot again."""
-        self._epochs = {row.number: row.epoch for row in snapshot.trials}
-        self._status = {row.number: row.status for row in snapshot.trials}
 
     def _epoch_line(self, snapshot: Snapshot, row: TrialRow, columns: Sequence[str]) -> str:
         values = "".join(
@@ -104,17 +102,11 @@ class Lines(Progress):
             name = fmt.heading(snapshot.metric)
             values += f"  best {name} {best} after {fmt.count_noun(row.best_at or 0, 'epoch')}"
         rate = f"  {row.rows_per_second:,.0f} rows/s" if row.rows_per_second else ""
-        remaining = (
-            f", {fmt.rough_duration(snapshot.seconds_left)} left" if snapshot.seconds_left else ""
-        )
+        progress = f"{fmt.percent(snapshot.share_done):>4}"
         return (
-            f"{fmt.percent(snapshot.share_done):>4}{remaining}: trial {row.number} epoch "
+            f"{', '.join(filter(None, [progress, snapshot.time_left]))}: trial {row.number} epoch "
             f"{row.epoch}/{row.epochs}{values}{rate}{_best_of_others(snapshot, row)}"
         )
-
-    def _end_line(self, snapshot: Snapshot, row: TrialRow) -> str:
-        cause = f": {row.error}" if row.error else ""
-        return f"{fmt.percent(snapshot.share_done):>4}: trial {row.number} {row.status}{cause}"
 
     def _write(self, line: str) -> None:
         self._output.write(f"{line}\n")
@@ -150,7 +142,6 @@ def choose_rows(snapshot: Snapshot, max_rows: int = MAX_ROWS) -> list[TrialRow]:
 
 
 def _best_of_others(snapshot: Snapshot, row: TrialRow) -> str:
-    """Return a note on the run's best trial so far, for the line of a trial's epoch."""
     if row.number == snapshot.best:
         return "  (best so far)"
     best = next((other for other in snapshot.trials if other.number == snapshot.best), None)
@@ -161,13 +152,9 @@ def _best_of_others(snapshot: Snapshot, row: TrialRow) -> str:
 
 
 def describe_end(snapshot: Snapshot) -> str:
-    """Describe in one line how a run ended."""
-    counts = Counter(row.status for row in snapshot.trials)
-    counts.update(snapshot.more)
-    states = ", ".join(f"{n} {status}" for status, n in counts.items()) or "no trials"
-    text = "; ".join(
-        filter(None, [f"{states} after {fmt.duration(snapshot.seconds)}", describe_load(snapshot)])
-    )
+    states = fmt.states(snapshot.count_trials()) or "no trials"
+    load = describe_load(snapshot)
+    text = f"{states} after {fmt.duration(snapshot.seconds)}{load and f'; {load}'}"
     best = next((row for row in snapshot.trials if row.number == snapshot.best), None)
     if best is None:
         return text
@@ -179,16 +166,8 @@ def describe_end(snapshot: Snapshot) -> str:
     return f"{text}; best: trial {best.number}{tie and f' ({tie})'}"
 
 
-def _describe_pause(snapshot: Snapshot) -> str:
-    if not snapshot.resting:
-        return "continued"
-    return f"paused; to continue: python -m cerebro continue {shlex.quote(snapshot.path)}"
-
-
 def count_workers(count: int) -> str:
-    if count == 0:
-        return "no worker process"
-    return f"{count} worker{'s' if count > 1 else ''}"
+    return fmt.count_noun(count, "worker") if count else "no worker process"
 
 
 def describe_load(snapshot: Snapshot) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from cerebro.report import format as fmt
 
 
 class FinishedEpoch(Protocol):
@@ -63,3 +66,20 @@ class Snapshot:
     def resting(self) -> bool:
         """Whether the run is paused and the last units in flight are done."""
         return self.paused and all(row.worker is None for row in self.trials)
+
+    @property
+    def pause(self) -> str:
+        """Return ``"pausing"``, ``"paused"``, or an empty string if the run is not paused."""
+        return "" if not self.paused else "paused" if self.resting else "pausing"
+
+    @property
+    def time_left(self) -> str:
+        """Write the time left, such as ``"1:05 left"``; empty if unknown."""
+        return f"{fmt.rough_duration(self.seconds_left)} left" if self.seconds_left else ""
+
+    def count_trials(self, shown: Iterable[TrialRow] = ()) -> Counter[str]:
+        """Count all trials by status, except those `shown`."""
+        counts = Counter(row.status for row in self.trials)
+        counts.update(self.more)
+        counts.subtract(Counter(row.status for row in shown))
+        return counts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,17 +47,13 @@ def tabulate(result: Any, trials: Sequence[Any]) -> tuple[list[str], list[list[s
             str(trial.number),
             trial.status,
             str(trial.epoch),
-            *([_best_at(trial)] if by_best else []),
+            *(["-" if trial.best_epoch is None else str(trial.best_epoch + 1)] if by_best else []),
             *(fmt.mean_metric(trial.metrics, name) for name in names),
             *(fmt.number(config[key], 3) if key in config else "" for key in varying),
         ]
         for trial, config in zip(trials, flat, strict=True)
     ]
     return headings, rows
-
-
-def _best_at(trial: Any) -> str:
-    return "-" if trial.best_epoch is None else str(trial.best_epoch + 1)
 
 
 def describe_tie(result: Any) -> str:
@@ -91,10 +88,7 @@ def _looks_numeric(cell: str) -> bool:
 
 def count_statuses(result: Any) -> str:
     """Write the number of trials by status: ``12 finished, 4 failed``."""
-    states: dict[str, int] = {}
-    for trial in result.trials:
-        states[trial.status] = states.get(trial.status, 0) + 1
-    return ", ".join(f"{n} {status}" for status, n in states.items()) or "no trials"
+    return fmt.states(Counter(trial.status for trial in result.trials)) or "no trials"
 
 
 def best_lines(result: Any) -> list[str]:
@@ -117,16 +111,26 @@ def config_lines(config: Mapping[str, Any]) -> list[str]:
     return [f"  {fmt.pad(name, width)}  {fmt.number(v)}" for name, v in values.items()]
 
 
-def list_failures(result: Any) -> list[str]:
-    """Return the first line of each distinct error, and how many trials had it."""
+def list_failures(result: Any, *, with_status: bool = False) -> list[str]:
+    """Return the last line of each distinct error, and how many trials had it."""
     causes: dict[str, list[int]] = {}
     for trial in result.trials:
         if trial.error:
-            causes.setdefault(str(trial.error).strip().splitlines()[-1], []).append(trial.number)
+            status = f" {trial.status}" if with_status else ""
+            causes.setdefault(f"{status}: {last_line(trial.error)}", []).append(trial.number)
+    return describe_causes(causes)
+
+
+def describe_causes(causes: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return a line for each cause, such as ``" failed: ..."``, with the numbers of its trials."""
     return [
-        f"trial {numbers[0]}{f' and {len(numbers) - 1} more' if numbers[1:] else ''}: {cause}"
-        for cause, numbers in causes.items()
+        f"trial {numbers[0]}{f' and {len(numbers) - 1} more' if numbers[1:] else ''}{what}"
+        for what, numbers in causes.items()
     ]
+
+
+def last_line(error: Any) -> str:
+    return "".join(str(error or "").strip().splitlines()[-1:])
 
 
 def list_warnings(result: Any) -> list[str]:

@@ -14,7 +14,6 @@ import shutil
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
@@ -45,12 +44,9 @@ MAX_HEADING = 12
 COLOURS = {
     "running": "cyan",
     "waiting": "default",
-    "paused": "yellow",
-    "stopped": "yellow",
-    "interrupted": "yellow",
+    **dict.fromkeys(("paused", "stopped", "interrupted"), "yellow"),
     "finished": "green",
-    "diverged": "red",
-    "failed": "red",
+    **dict.fromkeys(("diverged", "failed"), "red"),
 }
 
 
@@ -109,9 +105,8 @@ class Table(Progress):
             return
         self._is_over = True
         if snapshot is not None:
-            self._draw(
-                snapshot, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            )
+            interrupted = isinstance(error, KeyboardInterrupt)
+            self._draw(snapshot, "interrupted" if interrupted else "failed")
 
     def close(self) -> None:
         """Stop drawing; the last drawing stays on the screen."""
@@ -201,9 +196,7 @@ def make_picture(
     if max_rows is None:
         max_rows = min(MAX_ROWS, max(1, console.size.height - 7))
     shown = choose_rows(snapshot, max_rows)
-    hidden = Counter(row.status for row in snapshot.trials)
-    hidden.update(snapshot.more)
-    hidden.subtract(Counter(row.status for row in shown))
+    hidden = snapshot.count_trials(shown)
     parts: list[RenderableType] = [_make_table(snapshot, shown, console.width)] if shown else []
 
     def add(text: str, style: str) -> None:
@@ -212,7 +205,7 @@ def make_picture(
         parts.append(line)
 
     if count := hidden.total():
-        some = f" and {count} more trial{'s' if count > 1 else ''}: {fmt.states(hidden)}"
+        some = f" and {count} more {'trials' if count > 1 else 'trial'}: {fmt.states(hidden)}"
         add(some, "dim")
     failed = [row for row in shown if row.status in FAILED and row.error]
     if failed:
@@ -261,9 +254,7 @@ def _make_columns(snapshot: Snapshot, rows: Sequence[TrialRow]) -> list[_Column]
     ranks = {"val_loss": 6, "train_loss": 7}
     others = [name for name in names if name != key]
     for name in [*others, *([key] if key else [])]:
-        heading = fmt.heading(name)
-        if len(heading) > MAX_HEADING:
-            heading = f"{heading[: MAX_HEADING - 1]}…"
+        heading = fmt.cut_end(fmt.heading(name), MAX_HEADING)
         rank = 3 if name == key else ranks.get(name, 8)
         columns.append(_Column(heading, [last(row, name) for row in rows], rank))
     if any(row.best_at is not None for row in rows):
@@ -336,14 +327,12 @@ def _status_line(snapshot: Snapshot, width: int, state: str) -> RenderableType:
     text.append("━" * (length - full), style="bright_black")
     if done is not None:
         text.append(f" {fmt.percent(done):>4} done", style="bold")
-    pause = "" if not snapshot.paused else "paused" if snapshot.resting else "pausing"
     so_far = f"{fmt.rough_duration(snapshot.seconds)} so far"
-    remaining = ""
-    if snapshot.seconds_left and not state:
-        remaining = f"{fmt.rough_duration(snapshot.seconds_left)} left"
+    remaining = "" if state else snapshot.time_left
     times = f"{so_far}, {remaining}" if remaining else so_far
-    if state or pause:
-        text.append(f"   {state or pause}", style=COLOURS.get(state or "paused", "default"))
+    if state or snapshot.paused:
+        style = COLOURS.get(state or "paused", "default")
+        text.append(f"   {state or snapshot.pause}", style=style)
     for whole, short in ((times, remaining or so_far), (describe_load(snapshot), "")):
         for part in (whole, short):
             if part and text.cell_len + 3 + len(part) < width:

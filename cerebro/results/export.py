@@ -1,4 +1,4 @@
-"""Predict with a trained model, and export its weights to files for other programs.
+"""Export the weights of a trained model to files for other programs.
 
 Weights come from the kept state, without ``build`` or the data. An ONNX file contains the network
 itself, which is built again and traced with rows of the run's data.
@@ -6,20 +6,18 @@ itself, which is built again and traced with rows of the run's data.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import cerebro._core as _core
-from cerebro.arguments import find_stacklevel
 from cerebro.data import Dataset
 from cerebro.errors import InputError, text_of
 from cerebro.machine import generators
@@ -27,6 +25,7 @@ from cerebro.machine.environment import is_importable
 from cerebro.machine.files import path_of
 from cerebro.machine.imports import import_extra
 from cerebro.model import check_batch, column_names, make_getter
+from cerebro.run.records import class_name
 
 TORCH, JAX, SKLEARN = "cerebro.torch.Model", "cerebro.jax.Model", "cerebro.sklearn.Model"
 KERAS = "cerebro.keras.Model"
@@ -56,33 +55,47 @@ _ONE_FILE_BYTES = 1_900_000_000  # an ONNX file must stay below 2 GB
 class Kept:
     """A kept state as stored in the run's file, and its model, which is built only when needed.
 
-    `load` returns the model with this state, in host memory, and its training data.
+    `read` returns the packed state, `load` the model with this state, in host memory, and its
+    training data.
     """
 
-    def __init__(self, packed: Any, load: Callable[[], tuple[Any, Dataset]]) -> None:
-        self.packed = packed
-        self.load = load
+    def __init__(self, read: Callable[[], Any], load: Callable[[], tuple[Any, Dataset]]) -> None:
+        self._read = read
+        self._load = load
+
+    @cached_property
+    def packed(self) -> Any:
+        return self._read()
+
+    @cached_property
+    def state(self) -> Any:
         framework: Any = "torch" if is_importable("torch") else "numpy"
-        self.state: Any = _core.unpack_state(packed, framework)["model"]
-        self.kind = _kind_of(self.state)
+        return _core.unpack_state(self.packed, framework)["model"]
+
+    @cached_property
+    def model_and_data(self) -> tuple[Any, Dataset]:
+        return self._load()
+
+    @property
+    def kind(self) -> str:
+        if isinstance(self.state, Mapping):
+            for kind, (always, sometimes) in _PARTS.items():
+                if always <= self.state.keys() <= always | sometimes:
+                    return kind
+        return OTHER
 
     def net(self) -> Mapping[str, Any]:
         """Return the network's ``state_dict``, including the weights that partial states omit."""
         state: Mapping[str, Any] = self.state["net"]
-        return self.load()[0].net.state_dict() if self.is_partial else state
+        return self.model_and_data[0].net.state_dict() if self.is_partial else state
 
     @property
     def is_partial(self) -> bool:
         return bool(self.state.get("partial"))  # the state has only the trained weights
 
 
-def export(
-    path: str | os.PathLike[str],
-    format: str,
-    read: Callable[[], Any],
-    load: Callable[[], tuple[Any, Dataset]],
-) -> Path:
-    """Write a trial's model; see `cerebro.Trial.export`, and `Kept` for `load`."""
+def export(path: str | os.PathLike[str], format: str, kept: Kept) -> Path:
+    """Write a trial's model; see `cerebro.Trial.export`."""
     writers = {"safetensors": _write_safetensors, "torch": _write_torch, "onnx": _write_onnx}
     if format not in writers:
         raise InputError(f"format must be one of {', '.join(writers)}, not {format!r}")
@@ -91,16 +104,8 @@ def export(
         raise InputError(f"cannot write {target}: there is no folder {target.parent}")
     if target.is_dir():
         raise InputError(f"cannot write {target}: it is a folder; give the name of a file")
-    writers[format](Kept(read(), load), target)
+    writers[format](kept, target)
     return target
-
-
-def _kind_of(state: Any) -> str:
-    if isinstance(state, Mapping):
-        for kind, (always, sometimes) in _PARTS.items():
-            if always <= state.keys() <= always | sometimes:
-                return kind
-    return OTHER
 
 
 # --- safetensors --------------------------------------------------------------
@@ -203,17 +208,14 @@ def _write_onnx(kept: Kept, target: Path) -> None:
 
     from cerebro.torch.model import Model
 
-    model, data = kept.load()
+    model, data = kept.model_and_data
     if not isinstance(model, Model):
-        kind = f"{type(model).__module__}.{type(model).__qualname__}"
-        raise InputError(f"onnx needs a {TORCH}, not a {kind}")
+        raise InputError(f"onnx needs a {TORCH}, not a {class_name(type(model))}")
     net = model.net.eval()
     inputs = traced_inputs(model, data)
     nbytes = sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers()))
-    with generators.preserve_generators(True), torch.no_grad(), warnings.catch_warnings():
-        # PyTorch warns about its own code, and about equal sizes that get one name.
-        warnings.simplefilter("ignore", FutureWarning)
-        warnings.filterwarnings("ignore", "# The axis name: ")
+    with traced():
+        warnings.filterwarnings("ignore", "# The axis name: ")  # of equal sizes that get one name
         try:
             program = torch.onnx.export(
                 net,
@@ -230,6 +232,16 @@ def _write_onnx(kept: Kept, target: Path) -> None:
             ) from error
     assert program is not None
     program.save(str(target), external_data=nbytes > _ONE_FILE_BYTES)
+
+
+@contextmanager
+def traced() -> Iterator[None]:
+    """Run PyTorch's exporters in the block: they draw numbers, and warn about PyTorch's code."""
+    import torch
+
+    with generators.preserve_generators(True), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
 
 
 @dataclass(frozen=True)
@@ -284,51 +296,3 @@ def cause_of(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return text_of(error)
-
-
-def predict(model: Any, data: Any, batch_size: int, unfit: Mapping[str, str] | None = None) -> Any:
-    """Return a model's predictions, with rows in the order of the dataset.
-
-    The model has ``predict(data)``, or ``predict_batch(batch)``, whose result has one row per row
-    of the batch. `unfit` says why the model may not read some columns; batches leave these columns
-    out. Raises InputError if the model has neither method or reads such a column.
-    """
-    unfit = unfit or {}
-    if unfit and (hasattr(model, "predict") or unfit.keys() >= data.columns.keys()):
-        raise InputError(next(iter(unfit.values())))
-    if hasattr(model, "predict"):
-        return model.predict(data)
-    if not hasattr(model, "predict_batch"):
-        raise InputError(
-            f"{type(model).__name__} has no predict_batch(batch): add one, or use load() and "
-            "your own code"
-        )
-    from cerebro.data.batches import make_loader
-    from cerebro.data.order import mix_in_order
-    from cerebro.worker.models import describe_left_out, explain_unfit_errors
-
-    if not isinstance(data, Dataset):
-        raise InputError(f"predict needs a cerebro.Dataset, not {type(data).__name__}")
-    loader = make_loader(
-        data,
-        batch_size,
-        seed=0,
-        shuffle=False,
-        framework=getattr(model, "framework", "dlpack"),
-        augment=False,
-        columns=[name for name in data.columns if name not in unfit] if unfit else None,
-    )
-    if text := describe_left_out(unfit, data):
-        warnings.warn(f"predict: {text}", stacklevel=find_stacklevel())
-    with contextlib.closing(loader), explain_unfit_errors(unfit):
-        loader.begin(mix_in_order(data), 0)
-        return join_parts([model.predict_batch(batch) for batch in loader])
-
-
-def join_parts(parts: list[Any]) -> Any:
-    """Concatenate arrays or tensors along the first axis."""
-    if parts and type(parts[0]).__module__.startswith("torch"):
-        import torch
-
-        return torch.cat(parts)
-    return np.concatenate([np.asarray(part) for part in parts])

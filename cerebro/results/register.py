@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cerebro.data import Dataset
 from cerebro.errors import InputError
-from cerebro.machine import generators
 from cerebro.machine.imports import import_extra
-from cerebro.results.export import TORCH, cause_of, traced_inputs
+from cerebro.results.export import TORCH, cause_of, traced, traced_inputs
 from cerebro.results.trial import Trial
+from cerebro.run.records import class_name
 
 FORMAT = "serialization_format"
 """The argument of MLflow's ``log_model`` that rules out pickles."""
@@ -40,8 +39,7 @@ def register(trial: Trial, name: str, alias: str | None, example: Any) -> str:
     inputs = _convert_example(example) if example is not None else _take_example(model, data)
     facts = make_tags(trial)
     torch = sys.modules["torch"]
-    with generators.preserve_generators(True), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # PyTorch's and MLflow's own
+    with traced():
         try:
             signature = _make_signature(net, inputs)
             arrays = [tensor.numpy() for tensor, _, _ in inputs]
@@ -91,7 +89,7 @@ def _get_network(model: Any, trial: Trial) -> Any:
     """Return the model's network; raise InputError if it cannot be registered."""
     module = sys.modules.get("cerebro.torch.model")  # imported, if the model is one of its
     if module is None or not isinstance(model, module.Model):
-        kind = f"{type(model).__module__}.{type(model).__qualname__}"
+        kind = class_name(type(model))
         raise InputError(f"register needs a {TORCH}; the model of trial {trial.number} is a {kind}")
     if isinstance(model.inputs, Mapping):
         raise InputError(
@@ -118,17 +116,16 @@ def _convert_example(example: Any) -> _Inputs:
     parts = list(example) if isinstance(example, (list, tuple)) else [example]
     try:
         rows = [torch.as_tensor(part).detach().cpu() for part in parts]
-        if not rows or any(len(part) == 0 for part in rows):
-            raise InputError("example has no rows: give at least one")
-        # PyTorch takes a single row for a network of one row.
-        return [(torch.cat([r, r]) if len(r) == 1 else r, None, [0]) for r in rows]
+        is_empty = not rows or any(len(part) == 0 for part in rows)
     except (TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(
             "example must be rows as the network gets them, an array or a tensor, or a list of "
             f"them for several inputs: {cause_of(error)}"
         ) from error
+    if is_empty:
+        raise InputError("example has no rows: give at least one")
+    # PyTorch takes a single row for a network of one row.
+    return [(torch.cat([r, r]) if len(r) == 1 else r, None, [0]) for r in rows]
 
 
 def _make_signature(net: Any, inputs: _Inputs) -> Any:

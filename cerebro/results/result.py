@@ -230,19 +230,19 @@ class Result:
         """
         import pandas
 
-        rows = []
-        for trial in self.trials:
-            row: dict[str, Any] = {
+        rows = [
+            {
                 "number": trial.number,
                 "status": trial.status,
                 "epoch": trial.epoch,
                 "best_epoch": trial.best_epoch,
+                **flatten(trial.config, "config."),
+                **flatten(trial.metrics, "metrics."),
+                "state_hash": trial.state_hash,
+                "error": trial.error,
             }
-            row.update(flatten(trial.config, "config."))
-            row.update(flatten(trial.metrics, "metrics."))
-            row["state_hash"] = trial.state_hash
-            row["error"] = trial.error
-            rows.append(row)
+            for trial in self.trials
+        ]
         frame: pandas.DataFrame = pandas.DataFrame(rows)
         return frame
 
@@ -391,9 +391,9 @@ class Result:
         return Trial(self.saved, copy_record(record))
 
     def _repr_html_(self) -> str:
-        from cerebro.report.html import render_html
+        from cerebro.report.block import render_result
 
-        return render_html(self)
+        return render_result(self)
 
     def __repr__(self) -> str:
         from cerebro.report import format as fmt

@@ -17,12 +17,12 @@ from typing import Any
 from cerebro.arguments import find_stacklevel
 from cerebro.data import Dataset
 from cerebro.errors import InputError, text_of
-from cerebro.machine import environment, generators
+from cerebro.machine import environment
 from cerebro.machine.files import path_of
 from cerebro.machine.imports import import_extra
 from cerebro.machine.mappings import strict_json
 from cerebro.model import stored_column
-from cerebro.results.export import SKLEARN, TORCH, Kept, cause_of, export, traced_inputs
+from cerebro.results.export import SKLEARN, TORCH, Kept, cause_of, export, traced, traced_inputs
 
 ABOUT = "model.json"
 STATS_BYTES = 1_000_000_000
@@ -95,10 +95,9 @@ def save(
     folder: str | os.PathLike[str],
     about: Mapping[str, Any],
     build: Callable[..., Any],
-    read: Callable[[], Any],
-    load: Callable[[], tuple[Any, Dataset]],
+    kept: Kept,
 ) -> Path:
-    """Save a model; see `cerebro.Trial.save`, and `cerebro.results.export.Kept` for `load`."""
+    """Save a model; see `cerebro.Trial.save`."""
     target = path_of("folder", folder)
     if not target.absolute().parent.is_dir():
         raise InputError(f"cannot write {target}: there is no folder {target.absolute().parent}")
@@ -106,17 +105,15 @@ def save(
         raise InputError(f"{target} exists and is not a saved model: choose another folder")
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.absolute().parent))
     try:
-        packed = read()
-        stored = Kept(packed, load)
-        model, data = load()
-        if stored.kind == TORCH:
-            export(draft / "weights.safetensors", "safetensors", lambda: packed, load)
-            form, inputs = _write_program(model, data, draft)
-        elif stored.kind == SKLEARN:
+        kind = kept.kind
+        model, data = kept.model_and_data
+        form, inputs = LOAD_WEIGHTS, list(data.columns)
+        if kind == SKLEARN:
             form, inputs = _write_estimator(model, draft)
         else:
-            export(draft / "weights.safetensors", "safetensors", lambda: packed, load)
-            form, inputs = LOAD_WEIGHTS, list(data.columns)
+            export(draft / "weights.safetensors", "safetensors", kept)
+            if kind == TORCH:
+                form, inputs = _write_program(model, data, draft)
         (draft / "load.py").write_text(form, encoding="utf-8")
         (draft / "build.py").write_text(_read_source(build), encoding="utf-8")
         described = {**about, "inputs": [_describe_column(data, name) for name in inputs]}
@@ -139,8 +136,7 @@ def _write_program(model: Any, data: Dataset, folder: Path) -> tuple[str, list[s
 
     net = model.net.eval()
     inputs = traced_inputs(model, data)
-    with generators.preserve_generators(True), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # from PyTorch, about its own code
+    with traced():
         try:
             with _hide_graph():
                 program = torch.export.export(

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import sqlite3
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -126,15 +127,13 @@ class SavedRun:
         """Return the trials with these numbers, in this order; with folds, the configurations."""
         if self._records is not None:
             return [self.configurations[number] for number in numbers]
-        self.before_reading()
-        with reader(self.folder) as connection:
+        with self._store() as connection:
             return self._mark_interrupted(read_trials(connection, numbers))
 
     def counts(self) -> Counter[str]:
         if self._records is not None:
             return Counter(record.status for record in self.configurations)
-        self.before_reading()
-        with reader(self.folder) as connection:
+        with self._store() as connection:
             sql = "SELECT status, count(*) FROM trials GROUP BY status"
             counts = Counter({str(status): n for status, n in connection.execute(sql)})
         if self.meta["status"] == "interrupted":
@@ -145,9 +144,16 @@ class SavedRun:
         """Return the numbers of the `n` best trials, best first; omit trials without a metric."""
         if self._records is not None:
             return best_trials(self.configurations, self.ranked_by, n)
+        with self._store() as connection:
+            return read_ranking(connection, self.ranked_by, n)
+
+    @contextmanager
+    def _store(self, *tables: str) -> Iterator[sqlite3.Connection]:
+        """Open the store and check these tables; in a callback, wait for the finished epoch."""
         self.before_reading()
         with reader(self.folder) as connection:
-            return read_ranking(connection, self.ranked_by, n)
+            check_rows(connection, *tables)
+            yield connection
 
     def _refresh(self, held: int | None) -> None:
         self.before_reading()
@@ -223,8 +229,7 @@ class SavedRun:
 
     def units(self) -> list[dict[str, Any]]:
         """Return every unit that ran, with times in seconds since the run's start."""
-        with reader(self.folder) as connection:
-            check_rows(connection, "units")
+        with self._store("units") as connection:
             rows = connection.execute("SELECT * FROM units ORDER BY started, id").fetchall()
         parts = self.meta["parts"]
         return [
@@ -247,18 +252,13 @@ class SavedRun:
 
     def events(self) -> list[dict[str, Any]]:
         """Return all other events in the order of their rows."""
-        self.before_reading()
-        with reader(self.folder) as connection:
-            check_rows(connection, "events")
-            rows = connection.execute("SELECT * FROM events ORDER BY id").fetchall()
+        with self._store("events") as connection:
+            rows = connection.execute(
+                "SELECT time, kind, trial, text FROM events ORDER BY id"
+            ).fetchall()
         return [
-            {
-                "time": row["time"],
-                "kind": row["kind"],
-                **self._split_number(row["trial"]),
-                "text": row["text"],
-            }
-            for row in rows
+            {"time": time, "kind": kind, **self._split_number(trial), "text": text}
+            for time, kind, trial, text in rows
         ]
 
     def _split_number(self, number: int | None) -> dict[str, int | None]:
@@ -277,9 +277,7 @@ class SavedRun:
 
     def spans(self) -> dict[int, tuple[float, float]]:
         """Return when each trial's first unit began and its last one ended, over all folds."""
-        self.before_reading()
-        with reader(self.folder) as connection:
-            check_rows(connection, "units")
+        with self._store("units") as connection:
             rows = connection.execute(
                 "SELECT trial / ?1, min(started), max(started + seconds) FROM units "
                 "GROUP BY trial / ?1",
@@ -292,8 +290,7 @@ class SavedRun:
 
         Only processed rows count; a unit that ran again counts once.
         """
-        self.before_reading()
-        with reader(self.folder) as connection:
+        with self._store() as connection:
             check_rows(connection, "units", where=f"trial = {int(number)}")
             rows = connection.execute(
                 "SELECT step >= ?, sum(most) FROM (SELECT step, max(rows) AS most FROM units "
@@ -309,9 +306,7 @@ class SavedRun:
 
     def not_exact(self, number: int) -> list[str]:
         """Return the recorded operations of a trial that have no deterministic version."""
-        self.before_reading()
-        with reader(self.folder) as connection:
-            check_rows(connection, "events")
+        with self._store("events") as connection:
             sql = "SELECT DISTINCT text FROM events WHERE kind = ? AND trial = ? ORDER BY text"
             return [str(row["text"]) for row in connection.execute(sql, (NOT_EXACT, number))]
 

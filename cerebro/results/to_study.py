@@ -60,15 +60,20 @@ def to_study(
 def _fill_study(optuna: Any, study: Study, saved: SavedRun, trials: Sequence[Trial]) -> None:
     study.set_metric_names([saved.metric])
     study.set_user_attr(ATTRIBUTE, {"run": str(saved.folder), "seed": saved.settings["seed"]})
-    times = Times(saved)
+    begun = datetime.fromtimestamp(float(saved.meta["started"]))
+    spans = saved.spans()
     parameters = RunParameters(optuna, saved, trials)
     for trial in trials:
         if trial.status in ENDED or trial.history:
-            study.add_trial(_freeze_trial(optuna, saved, trial, parameters, times))
+            frozen = _freeze_trial(optuna, saved, trial, parameters)
+            # Without recorded units, the run's start for both.
+            begin, end = (timedelta(seconds=s) for s in spans.get(trial.number, (0.0, 0.0)))
+            frozen.datetime_start, frozen.datetime_complete = begun + begin, begun + end
+            study.add_trial(frozen)
 
 
 def _freeze_trial(
-    optuna: Any, saved: SavedRun, trial: Trial, parameters: RunParameters, times: Times
+    optuna: Any, saved: SavedRun, trial: Trial, parameters: RunParameters
 ) -> FrozenTrial:
     params, kinds = parameters.of_config(trial.config)
     reported = {
@@ -83,7 +88,6 @@ def _freeze_trial(
         user_attrs={ATTRIBUTE: _collect_attributes(saved, trial, params)},
         intermediate_values=reported,
     )
-    frozen.datetime_start, frozen.datetime_complete = times.of_trial(trial.number)
     return frozen
 
 
@@ -101,31 +105,13 @@ def _find_outcome(optuna: Any, saved: SavedRun, trial: Trial) -> tuple[Any, floa
 
 
 def _collect_attributes(saved: SavedRun, trial: Trial, params: Mapping[str, Any]) -> dict[str, Any]:
-    facts = {
-        "run": str(saved.folder),
-        "trial": trial.number,
-        "status": trial.status,
-        "epochs": trial.epoch,
-        "best_epoch": trial.best_epoch,
-        "state_hash": trial.state_hash,
-        "parent": trial.parent,
-        "error": trial.error,
-    }
+    facts = {"run": str(saved.folder), "trial": trial.number, "epochs": trial.epoch}
+    for name in ("status", "best_epoch", "state_hash", "parent", "error"):
+        facts[name] = getattr(trial, name)
     flat = {path_name(path): value for path, value in iterate_leaves(trial.config)}
     if flat != params:
         facts["config"] = trial.config
     return {name: value for name, value in facts.items() if value is not None}
-
-
-class Times:
-    def __init__(self, saved: SavedRun) -> None:
-        self._begun = datetime.fromtimestamp(float(saved.meta["started"]))
-        self._spans = saved.spans()
-
-    def of_trial(self, trial: int) -> tuple[datetime, datetime]:
-        """Return when a trial began and ended; without recorded units, the run's start for both."""
-        begin, end = self._spans.get(trial, (0.0, 0.0))
-        return self._begun + timedelta(seconds=begin), self._begun + timedelta(seconds=end)
 
 
 class RunParameters:

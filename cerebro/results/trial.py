@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from cerebro.arguments import check_whole_number, find_stacklevel
-from cerebro.data import Dataset
-from cerebro.data.given_rows import has_names, is_rows, narrow_arrays, write_temporary
-from cerebro.data.order import Cut, mix_in_order
-from cerebro.data.sources.arrays import is_bunch
-from cerebro.data.validation import find_unfit_columns
-from cerebro.errors import CorruptDataError, InputError, shorten_tracebacks
-from cerebro.machine import generators
-from cerebro.machine.devices import CPU, choose_resume_devices, read_devices, use_device
-from cerebro.machine.files import path_of
-from cerebro.machine.libraries import present_settings, settings_of_run
-from cerebro.model import column_names, read_columns, stored_column
+from cerebro.arguments import check_whole_number
+from cerebro.errors import InputError, shorten_tracebacks
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, Status, TrialRecord, strip_study
-from cerebro.worker.messages import RunContext
 
 if TYPE_CHECKING:
-    from cerebro.worker.models import LiveModel
+    from cerebro.results.trained_model import TrainedModel
 
 OTHER_NAMES = {
     **dict.fromkeys(("params", "hyperparameters"), "config"),
@@ -223,68 +209,13 @@ class Trial:
         """
         if fold is not None:
             return self._fold(fold).load(epoch, build)
-        return self._load(epoch, build, CPU).model
+        return self._model.load(self._epoch_record(epoch), build).model
 
-    def _load(
-        self,
-        epoch: Literal["best", "last"] | int,
-        build: Callable[..., Any] | None,
-        device: str,
-        context: RunContext | None = None,
-    ) -> LiveModel:
-        """Load a model on a device, with the settings in which it computes; see `load`."""
-        from cerebro.worker.epoch_progress import EpochProgress
-        from cerebro.worker.models import (
-            LiveModel,
-            batch_device,
-            begin_again,
-            build_model,
-            load_or_rebuild,
-            load_tree,
-            make_info,
-        )
+    @property
+    def _model(self) -> TrainedModel:
+        from cerebro.results.trained_model import TrainedModel
 
-        record = self._epoch_record(epoch)
-        packed = self.saved.read_state(self.number, record)
-        if context is None:
-            context = self.saved.context(build)
-        info = make_info(
-            context.views(self.number)[0],
-            context.order(self.number),
-            trial=self.number,
-            epochs=self.record.info_epochs(
-                (record.epoch + 1) * context.units_per_epoch - 1, context.epochs
-            ),
-            cut=Cut(self._batch_size(), context.drop_last),
-            fold=self.fold,
-            device=device,
-        )
-        with (
-            generators.reserve_generators(_torch_imported()),
-            settings_of_run(context.libraries),
-        ):
-
-            def build_live() -> LiveModel:
-                parts = build_model(context, self.number, self.record.config, info)
-                return LiveModel(
-                    *parts,
-                    progress=EpochProgress(),
-                    libraries=present_settings(),
-                )
-
-            def load(live: LiveModel) -> None:
-                load_tree(live, packed, batch_device(live.model, device))
-
-            live = build_live()
-            begin_again(live.model, record.epoch)
-            live = load_or_rebuild(live, load, build_live, record.epoch)
-            model = live.model
-        # Otherwise dropout and batch norm would stay in training mode in the user's predictions.
-        # train_batch switches back to training mode by itself.
-        net: Any = getattr(model, "net", None)
-        if live.torch and hasattr(net, "eval"):
-            net.eval()
-        return live
+        return TrainedModel(self.saved, self.record)
 
     def state_path(self, epoch: Literal["best", "last"] | int = "best") -> Path:
         """Return the path of a kept state, a safetensors file.
@@ -304,8 +235,7 @@ class Trial:
         InputError
             If no state was kept for the epoch.
         """
-        record = self._epoch_record(epoch)
-        return self.saved.state_path(record)
+        return self.saved.state_path(self._epoch_record(epoch))
 
     @shorten_tracebacks
     def evaluate(
@@ -337,72 +267,8 @@ class Trial:
             If `data` is not a dataset, or is None in a run without validation data; also as for
             `load`.
         """
-        device = choose_resume_devices(read_devices(self.saved.settings))[0]
-        with use_device(device), contextlib.ExitStack() as rows:
-            live = self._load("best", build, device)
-            target = self.saved.data_for(data, self.number, rows)
-            what = "evaluate" if is_rows(data) else str(target.path)
-            return self._evaluate(live, target, device, what)
-
-    def _evaluate(
-        self, live: LiveModel, target: Dataset, device: str, what: str
-    ) -> dict[str, float]:
-        from cerebro.machine.flags import compute_settings, find_inexact_operation
-        from cerebro.worker.evaluate import evaluate_model, evaluation_seed
-        from cerebro.worker.models import (
-            batch_device,
-            describe_left_out,
-            explain_unfit_errors,
-            find_fitting_columns,
-            make_batches,
-        )
-
-        model, settings = live.model, self.saved.settings
-        options: dict[str, Any] = {}
-        unfit: dict[str, str] = {}
-        train = self.saved.training_data()
-        if train is not None:
-            columns, unfit = find_fitting_columns(model, train, target, what)
-            options["columns"] = columns
-            if text := describe_left_out(unfit, target):
-                warnings.warn(f"{what}: {text}", stacklevel=find_stacklevel())
-        loader = make_batches(
-            model,
-            target,
-            settings["eval_batch_size"] or self._batch_size(),
-            device,
-            seed=settings["seed"],
-            shuffle=False,
-            augment=False,
-            residence="streamed",  # the data is read only once
-            **options,
-        )
-        epoch = self._epoch_record("best").epoch
-        seed = evaluation_seed(settings["seed"], self.number, epoch)
-        where = batch_device(model, device)
-        choice = settings["deterministic"], device
-
-        def run_evaluation(*, strict: bool) -> dict[str, float]:
-            with (
-                generators.reserve_generators(_torch_imported(), seed),
-                compute_settings(settings["threads"], *choice, strict=strict),
-            ):
-                loader.begin(mix_in_order(target), 0)
-                return evaluate_model(model, loader, device=where)[1]
-
-        with (
-            contextlib.closing(loader),
-            settings_of_run(live.libraries),
-            explain_unfit_errors(unfit),
-        ):
-            if not self.not_exact:
-                try:
-                    # As in the search: PyTorch chooses accordingly.
-                    return run_evaluation(strict=True)
-                except Exception as error:
-                    if find_inexact_operation(error, *choice) is None:
-                        raise
-            return run_evaluation(strict=False)
+        epoch = self._epoch_record("best")
+        return self._model.evaluate(epoch, data, build, exact=not self.not_exact)
 
     @shorten_tracebacks
     def predict(self, data: Any, *, build: Callable[..., Any] | None = None) -> Any:
@@ -429,48 +295,7 @@ class Trial:
         InputError
             If the model has neither ``predict`` nor ``predict_batch``; also as for `load`.
         """
-        from cerebro.results.export import predict
-
-        if isinstance(data, (str, os.PathLike)):
-            data = Dataset(data)
-        live = self._load("best", build, CPU)
-        with (
-            generators.reserve_generators(_torch_imported()),
-            settings_of_run(live.libraries),
-            contextlib.ExitStack() as rows,
-        ):
-            is_array = hasattr(data, "ndim") and not hasattr(data, "columns")
-            is_columns = isinstance(data, Mapping) and not is_bunch(data)
-            unfit: dict[str, str] = {}
-            if is_array or (is_columns and not has_names(data, self.saved.columns())):
-                data = narrow_arrays(data, self.saved.columns())
-            elif is_rows(data) and not isinstance(data, list):  # which has batches
-                data = rows.enter_context(
-                    write_temporary(data, self.saved.dataset("data"), "predict")
-                )
-                unfit = self._find_unfit_columns(live.model, data, "predict")
-            elif isinstance(data, Dataset):
-                unfit = self._find_unfit_columns(live.model, data, str(data.path))
-            return predict(live.model, data, self._batch_size(), unfit)
-
-    def _find_unfit_columns(self, model: Any, data: Dataset, what: str) -> dict[str, str]:
-        """Return messages about columns that the model might misread.
-
-        Raises InputError if the model names such a column among its inputs.
-        """
-        train = self.saved.training_data()
-        if train is None:
-            return {}
-        inputs = getattr(model, "_inputs", None)
-        if inputs is None:
-            named = read_columns(model, train.columns)  # None: the model may read any column
-            columns = [name for name in data.columns if named is None or name in named]
-            return find_unfit_columns(train, data, what, columns)
-        read = {stored_column(name, train.columns) for name in column_names("inputs", inputs)}
-        columns = [name for name in data.columns if name in read]
-        for message in find_unfit_columns(train, data, what, columns).values():
-            raise InputError(message)
-        return {}
+        return self._model.predict(self._epoch_record("best"), data, build)
 
     @shorten_tracebacks
     def out_of_fold(self, *, build: Callable[..., Any] | None = None) -> Any:
@@ -496,7 +321,7 @@ class Trial:
             If the trial has no folds, if a row is held out twice, or if the model has several
             outputs; also as for `load`.
         """
-        from cerebro.results.out_of_fold import join_by_row
+        from cerebro.results.trained_model import join_by_row
 
         folds = self.saved.folds()
         if folds is None or not self.record.folds:
@@ -559,18 +384,8 @@ class Trial:
         """
         from cerebro.results.export import export
 
-        def read() -> bytes:
-            return self.saved.read_state(self.number, self._epoch_record(epoch))
-
-        with contextlib.ExitStack() as settings:
-
-            def load() -> tuple[Any, Dataset]:
-                context = self._context(build, data)
-                live = self._load(epoch, build, CPU, context)
-                settings.enter_context(settings_of_run(live.libraries))
-                return live.model, context.views(self.number)[0]
-
-            return export(path, format, read, load)
+        with self._model.keep(self._epoch_record(epoch), build, data) as kept:
+            return export(path, format, kept)
 
     @shorten_tracebacks
     def save(
@@ -617,7 +432,7 @@ class Trial:
         from cerebro.results.save import save
 
         record = self._epoch_record(epoch)
-        context = self._context(build, data)
+        context = self._model.context(build, data)
         about = {
             "run": str(self.saved.path),
             "trial": self.number,
@@ -627,46 +442,8 @@ class Trial:
             "metrics": dict(record.metrics),
         }
 
-        def read() -> bytes:
-            return self.saved.read_state(self.number, record)
-
-        with contextlib.ExitStack() as settings:
-
-            def load() -> tuple[Any, Dataset]:
-                live = self._load(epoch, build, CPU, context)
-                settings.enter_context(settings_of_run(live.libraries))
-                return live.model, context.views(self.number)[0]
-
-            return save(folder, about, context.build, read, load)
-
-    def _context(self, build: Callable[..., Any] | None, data: Any) -> RunContext:
-        """Return the run's context, with the data at its current path."""
-        if data is None:
-            self._check_data()
-            return self.saved.context(build)
-        if not isinstance(data, Dataset):
-            data = Dataset(path_of("data", data))
-        train = self.saved.view("data", data)
-        return self.saved.context(
-            build,
-            train=train,
-            folds=self.saved.folds_of(train),
-            validation=self.saved.view("validation", data),
-        )
-
-    def _check_data(self) -> None:
-        try:
-            self.saved.dataset("data")
-        except (InputError, CorruptDataError) as error:
-            raise InputError(
-                f"the model cannot be built without the run's data ({error.__cause__ or error}): "
-                "if it has been moved, give data= (on the command line: --data PATH)"
-            ) from error
-
-    def _batch_size(self) -> int:
-        from cerebro.worker.models import batch_size_of
-
-        return batch_size_of(self.config, self.saved.settings["batch_size"])
+        with self._model.keep(record, build, data, context) as kept:
+            return save(folder, about, context.build, kept)
 
     def _select_epoch(self) -> EpochRecord | None:
         """Return the epoch that ranks the trial or, for a fold, its configuration; or None."""
@@ -727,10 +504,6 @@ class Trial:
         return f"Trial({self.number}{fold}, {self.status}, {progress}{folds}{value})"
 
     def _repr_html_(self) -> str:
-        from cerebro.report.html import trial_html
+        from cerebro.report.block import render_trial
 
-        return trial_html(self)
-
-
-def _torch_imported() -> bool:
-    return "torch" in sys.modules
+        return render_trial(self)

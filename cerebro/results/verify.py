@@ -8,6 +8,7 @@ twice, and only problems found both times are reported.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -93,18 +94,15 @@ def verify_run(path: Path) -> Verification:
     """
     hashes: dict[tuple[str, str], str | None] = {}
     result = _verify_once(path, hashes)
-    if result.problems and _may_go_on(path):
+    if not result.problems:
+        return result
+    status = ""
+    with contextlib.suppress(CerebroError):
+        status = SavedRun(path).meta["status"]
+    if status == "running":  # it may have written meanwhile
         again = {(p.where, p.what) for p in _verify_once(path, hashes).problems}
-        lasting = [p for p in result.problems if (p.where, p.what) in again]
-        result.problems[:] = lasting
+        result.problems[:] = [p for p in result.problems if (p.where, p.what) in again]
     return result
-
-
-def _may_go_on(path: Path) -> bool:
-    try:
-        return bool(SavedRun(path).meta["status"] == "running")
-    except CerebroError:
-        return False
 
 
 def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verification:
@@ -121,21 +119,21 @@ def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verif
     except CorruptDataError as error:
         what = str(error).removeprefix(f"{store} ").removeprefix(f"{store}: ")
         return Verification(path, problems or [Problem(str(store), what, PUT_BACK)])
-    states, state_problems = _check_states(saved, hashes)
-    problems += state_problems
-    slots, slot_problems = _check_slots(saved)
-    problems += slot_problems
+    problems += _state_problems(saved, hashes)
+    slots = sorted(trials_with_slots(saved.state_dir)) if _owns_slots(saved) else []
+    problems += _slot_problems(saved, slots)
     problems += _find_strays(saved, files)
     data, data_problems = _check_data(saved)
-    problems += data_problems
-    epochs = sum(len(record.epochs) for record in saved.records)
+    epochs = [epoch for record in saved.records for epoch in record.epochs]
     return Verification(
-        path, _remove_duplicates(problems), len(saved.records), epochs, states, slots, data
+        path,
+        problems=list(dict.fromkeys([*problems, *data_problems])),
+        trials=len(saved.records),
+        epochs=len(epochs),
+        states=sum(epoch.state_file is not None for epoch in epochs),
+        slots=len(slots),
+        data=data,
     )
-
-
-def _remove_duplicates(problems: Iterable[Problem]) -> list[Problem]:
-    return list(dict.fromkeys(problems))
 
 
 def _list_files(folder: Path) -> list[Path]:
@@ -207,9 +205,8 @@ def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
         where = f"trial {record.number}"
         numbers = [epoch.epoch for epoch in record.epochs]
         if numbers != list(range(record.first_epoch, record.done)):
-            yield Problem(
-                where, f"its epochs are {_shorten(numbers)}, not one after the other", advice
-            )
+            shown = ", ".join([*map(str, numbers[:10]), *(["..."] if numbers[10:] else [])])
+            yield Problem(where, f"its epochs are {shown}, not one after the other", advice)
         if record.status == "finished" and record.done < record.target_epochs:
             what = (
                 f"it has finished, but only {record.done} of {record.target_epochs} epochs are "
@@ -266,39 +263,31 @@ def _explain_wrong_unit(step: int, part: int, order: list[int], per_epoch: int) 
     return None
 
 
-def _shorten(numbers: list[int]) -> str:
-    text = ", ".join(map(str, numbers[:10]))
-    return f"{text}, ..." if len(numbers) > 10 else text
-
-
 # --- files -------------------------------------------------------------------
 
 
-def _check_states(
+def _state_problems(
     saved: SavedRun, hashes: dict[tuple[str, str], str | None]
-) -> tuple[int, list[Problem]]:
-    """Hash every kept state; report damaged and missing ones."""
-    problems, states = [], 0
+) -> Iterator[Problem]:
+    """Hash every kept state; find damaged and missing ones."""
     for record in saved.records:
         for epoch in record.epochs:
             if epoch.state_file is None:
                 continue
-            states += 1
             key = (epoch.state_file, epoch.state_hash)
             if key not in hashes or hashes[key] is not None:  # do not read intact states again
-                hashes[key] = _state_problem(saved.state_path(epoch), epoch.state_hash)
+                hashes[key] = _explain_bad_state(saved.state_path(epoch), epoch.state_hash)
             what = hashes[key]
             if what is not None:
                 more = [str(e.epoch) for e in record.epochs if e.state_file and e is not epoch]
                 others = f"epochs {', '.join(more)} are kept too" if more else "no other is kept"
                 advice = f"restore a copy, or train the trial again ({others})"
                 where = f"{saved.state_path(epoch)} (trial {record.number}, epoch {epoch.epoch})"
-                problems.append(Problem(where, what, advice))
-        problems += _find_missing_states(saved, record)
-    return states, problems
+                yield Problem(where, what, advice)
+        yield from _find_missing_states(saved, record)
 
 
-def _state_problem(path: Path, recorded: str) -> str | None:
+def _explain_bad_state(path: Path, recorded: str) -> str | None:
     try:
         if hash_of_file(path, _core.hash_state) == recorded:
             return None
@@ -313,28 +302,22 @@ def _state_problem(path: Path, recorded: str) -> str | None:
     return "it is damaged: its checksum differs from the recorded one"
 
 
-def _check_slots(saved: SavedRun) -> tuple[int, list[Problem]]:
+def _slot_problems(saved: SavedRun, numbers: Iterable[int]) -> Iterator[Problem]:
     """Compare the slots of open trials with their seals."""
-    folder = saved.state_dir
-    if not _is_own(saved, folder):
-        return 0, []
-    problems = []
-    numbers = sorted(trials_with_slots(folder))
     for number in numbers:
-        damage = slot_damage(folder, number)
+        damage = slot_damage(saved.state_dir, number)
         if damage is not None:
             file, what = damage
             advice = "resume the run: the trial continues from its last finished epoch"
-            problems.append(Problem(f"{file} (trial {number})", what, advice))
-    return len(numbers), problems
+            yield Problem(f"{file} (trial {number})", what, advice)
 
 
-def _is_own(saved: SavedRun, folder: Path) -> bool:
-    """Return whether a folder of slots is this run's; a separate folder must name the run."""
-    if folder == saved.path / "states":
+def _owns_slots(saved: SavedRun) -> bool:
+    """Return whether the folder of slots is this run's; a separate folder must name the run."""
+    if saved.state_dir == saved.path / "states":
         return True
     try:  # it may be empty, for example after a reboot
-        claimed = read_claimant(folder)
+        claimed = read_claimant(saved.state_dir)
     except (OSError, CorruptDataError):
         return False
     return claimed is not None and claimed == saved.meta["id"]
@@ -363,7 +346,7 @@ def _find_missing_states(saved: SavedRun, record: TrialRecord) -> Iterator[Probl
 def _find_strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
     """Find files in the run's folders that no row names and no open trial needs."""
     states, state_dir = saved.path / "states", saved.state_dir
-    if state_dir != states and _is_own(saved, state_dir):
+    if state_dir != states and _owns_slots(saved):
         files = files + [path for path in _list_files(state_dir) if path.name != CLAIM]
     named = {e.state_file for record in saved.records for e in record.epochs}
     by_number = {record.number: record for record in saved.records}
@@ -417,16 +400,13 @@ def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
             continue
         if not path.exists():
             gone.add(path)
-            what = "no dataset is there any more"
             advice = f"move it back, or give its new path as {name}= when you resume the run"
-            problems.append(Problem(str(path / MANIFEST), what, advice))
+            problems.append(Problem(str(path / MANIFEST), "no dataset is there any more", advice))
             continue
         if path not in paths:
             paths.append(path)
-            problems += [
-                Problem(str(damage.path), damage.what, "write the data again, or restore a copy")
-                for damage in find_damage(path)
-            ]
+            advice = "write the data again, or restore a copy"
+            problems += [Problem(str(d.path), d.what, advice) for d in find_damage(path)]
         try:
             Dataset.from_spec(spec)
         except CerebroError as error:

@@ -43,7 +43,7 @@ from cerebro.machine.flags import (
     may_be_inexact,
     note_operations,
 )
-from cerebro.machine.libraries import JAX, KERAS, apply_settings, present_settings, restore_settings
+from cerebro.machine.libraries import apply_settings, begin_run, present_settings, restore_settings
 from cerebro.model import Info, read_columns
 from cerebro.run.records import strip_study
 from cerebro.run.states import CloneOf, epoch_state_file, read_state, unpublished_name
@@ -201,11 +201,7 @@ class UnitRunner:
         self.examined: dict[int, dict[str, list[int]]] = {}
         """By trial and path, the positions of looks; see `cerebro.worker.lost_numbers`."""
         self.warnings = Watch(context.warning_filters if own_process else ())
-        TORCH.imported.clear()  # those of an earlier run are among this run's, or were undone
-        if not own_process:  # in a worker process, modules are not imported again
-            KERAS.imported.clear()
-            JAX.imported.clear()
-        TORCH.apply(context.libraries.get("torch", {}))
+        begin_run(context.libraries, own_process=own_process)
 
     # --- units -----------------------------------------------------------
 

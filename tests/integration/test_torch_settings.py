@@ -128,3 +128,24 @@ def test_settings_made_by_a_module_imported_in_build_persist(data, tmp_path, mon
     result = search(data, tmp_path / "a", build_with_module, space, workers=0, live_models=1)
     assert [t.status for t in result] == ["finished"] * 2
     assert torch.get_default_dtype() is torch.float64
+
+
+def build_with_another_module(config):
+    import module_that_is_wide
+
+    assert torch.get_default_dtype() is torch.float64, module_that_is_wide
+    return build({})
+
+
+def test_a_worker_keeps_the_settings_of_modules_that_an_earlier_run_imported(
+    data, tmp_path, monkeypatch
+):
+    """Python does not import them again in a worker that stays from one run to the next."""
+    Path(tmp_path, "module_that_is_wide.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    runs = [
+        search(data, tmp_path / name, build_with_another_module, {"lr": [0.1]}, workers=1)
+        for name in ("a", "b")
+    ]
+    assert [trial.status for run in runs for trial in run] == ["finished"] * 2
+    assert hashes(runs[0]) == hashes(runs[1])

@@ -81,12 +81,7 @@ def _mark_best(axes: Axes, trial: Any, result: Any, metric: str, look: Look) -> 
         fontweight="bold",
         color=look.accent,
         zorder=13,
-        bbox={
-            "boxstyle": "round,pad=0.15",
-            "facecolor": look.page,
-            "edgecolor": "none",
-            "alpha": 0.8,
-        },
+        bbox=look.box(0.15, 0.8),
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cerebro.errors import InputError
 from cerebro.report import format as fmt
-from cerebro.report.plots.look import Look, figure_of, write_title
+from cerebro.report.plots.look import Look, figure_of, write_legend, write_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -192,12 +192,7 @@ def _number_bars(
                 va="center",
                 fontsize=7.5,
                 color=look.ink,
-                bbox={
-                    "boxstyle": "round,pad=0.12",
-                    "facecolor": look.page,
-                    "edgecolor": "none",
-                    "alpha": 0.75,
-                },
+                bbox=look.box(0.12, 0.75),
             )
 
 
@@ -235,15 +230,7 @@ def _gantt_legend(figure: Figure, colours: Mapping[int, Colour], look: Look) -> 
     handles: list[Patch] = []
     if len(colours) <= MAX_NAMED:
         handles = [Patch(facecolor=c, label=f"trial {n}") for n, c in colours.items()]
-    grey = Patch(facecolor=look.dim, edgecolor=look.page, linewidth=0, hatch=HATCH)
-    figure.legend(
-        handles=[*handles, grey],
-        labels=[*(str(handle.get_label()) for handle in handles), "validation"],
-        loc="outside lower center",
-        ncols=10,
-        fontsize=8,
-        frameon=False,
-        labelcolor=look.ink,
-        handlelength=1.2,
-        columnspacing=1.4,
-    )
+    gray = Patch(facecolor=look.dim, edgecolor=look.page, linewidth=0, hatch=HATCH)
+    gray.set_label("validation")
+    handles.append(gray)
+    write_legend(look, figure, handles, 10, handlelength=1.2, columnspacing=1.4)

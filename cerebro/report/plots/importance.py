@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cerebro.errors import InputError
 from cerebro.report import format as fmt
+from cerebro.report.format import ABSENT
 from cerebro.report.plots.look import Look, cut_middle, escape_dollars, figure_of, wrap, write_title
-from cerebro.report.plots.values import ABSENT, column_values, find_varying, is_numeric, table_of
+from cerebro.report.plots.values import column_values, is_numeric, table_of, too_few_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,9 +85,9 @@ def draw_importance(result: Any, metric: str, trials: Sequence[Any], look: Look)
     With too few trials the bars are pale, and the title says so.
     """
     configs, values = table_of(result, metric, trials)
-    names = find_varying(configs) if configs else []
+    names = fmt.find_varying(configs)
     if not names:
-        raise InputError("kind='importance': needs two finished trials that differ")
+        raise too_few_error("importance")
     importances = {n: explained_variance(column_values(configs, n), values) for n in names}
     ordered = sorted(names, key=lambda name: -1.0 if (f := importances[name]) is None else f.share)
     enough = TRIALS_PER_DIMENSION * len(names)

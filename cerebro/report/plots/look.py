@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Look:
-    """The colors of a plot."""
-
     page: str
     ink: str  # text
     dim: str  # remarks
@@ -31,6 +29,11 @@ class Look:
     accent: str  # the best trial
     runners_up: tuple[str, str, str, str]
     shades: tuple[float, float]  # the part of the color map that is readable on the page
+
+    def box(self, pad: float, alpha: float) -> dict[str, Any]:
+        """Return the background of a label that is drawn over lines."""
+        edges = {"boxstyle": f"round,pad={pad}", "edgecolor": "none"}
+        return {**edges, "facecolor": self.page, "alpha": alpha}
 
 
 LIGHT = Look(
@@ -123,14 +126,23 @@ def write_title(look: Look, axes: Axes, text: str, detail: str = "") -> None:
         axes.set_title(detail, loc="right", fontsize=9, color=look.dim, pad=10)
 
 
+def write_legend(
+    look: Look, figure: Figure, handles: Sequence[Any], columns: int, **options: Any
+) -> None:
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=columns,
+        fontsize=8,
+        frameon=False,
+        labelcolor=look.ink,
+        **options,
+    )
+
+
 def escape_dollars(text: str) -> str:
     """Return text escaped so that matplotlib draws dollars literally, not as formulas."""
     return text.replace("$", r"\$")
-
-
-def cut_end(text: str, width: int) -> str:
-    """Shorten text at its end."""
-    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def cut_middle(text: str, width: int) -> str:
@@ -157,7 +169,7 @@ def wrap(text: str, width: int, most: int) -> str:
 def tick_labels(values: Sequence[Any], width: int) -> list[str]:
     """Write distinct values as distinct labels, as short as possible."""
     writers: tuple[Callable[[Any], str], ...] = (
-        lambda value: cut_end(fmt.number(value, 3), width),
+        lambda value: fmt.cut_end(fmt.number(value, 3), width),
         lambda value: cut_middle(str(value), width),
         lambda value: cut_middle(repr(value), width),
     )

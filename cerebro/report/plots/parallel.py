@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cerebro.errors import InputError
 from cerebro.report import format as fmt
-from cerebro.report.format import Range
+from cerebro.report.format import ABSENT, Range
 from cerebro.report.plots.look import (
     Look,
     escape_dollars,
@@ -19,15 +18,14 @@ from cerebro.report.plots.look import (
     write_title,
 )
 from cerebro.report.plots.values import (
-    ABSENT,
     categories,
     column_values,
-    find_varying,
     is_log,
     is_numeric,
     mode_of,
     ranges_of,
     table_of,
+    too_few_error,
 )
 
 if TYPE_CHECKING:
@@ -81,9 +79,9 @@ def draw_parallel(result: Any, metric: str, trials: Sequence[Any], look: Look) -
     from matplotlib.collections import LineCollection
 
     configs, values = table_of(result, metric, trials)
-    names = find_varying(configs) if configs else []
+    names = fmt.find_varying(configs)
     if not names:
-        raise InputError("kind='parallel': needs two finished trials that differ")
+        raise too_few_error("parallel")
     ranges = ranges_of(result)
     columns = [_position_values(column_values(configs, name), ranges.get(name)) for name in names]
     columns.append(_position_values(values.tolist()))

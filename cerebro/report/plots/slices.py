@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cerebro.errors import InputError
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 from cerebro.report.format import Range
@@ -20,17 +19,18 @@ from cerebro.report.plots.look import (
     escape_dollars,
     tick_labels,
     wrap,
+    write_legend,
 )
 from cerebro.report.plots.values import (
     axis_label,
     categories,
     find_selected_point,
-    find_varying,
     is_log,
     is_numeric,
     missing_metric_error,
     ranges_of,
     sort_best_first,
+    too_few_error,
 )
 
 if TYPE_CHECKING:
@@ -85,9 +85,9 @@ def draw_slices(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
         raise missing_metric_error(metric, trials)
     shown = [t for t in trials if t.status in ("failed", "diverged") or t in ranked]
     configs = {t.number: flatten(t.config) for t in shown}
-    names = find_varying(list(configs.values()))
+    names = fmt.find_varying(list(configs.values()))
     if not names:
-        raise InputError("kind='slice': needs two finished trials that differ")
+        raise too_few_error("slice")
     points = {t.number: find_selected_point(result, t, metric) for t in shown}
     values = {n: math.nan if p is None else p[1] for n, p in points.items()}
     groups = _groups(shown, values, ranked[0].number)
@@ -107,7 +107,7 @@ def draw_slices(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
     for axes in panels[len(names) :]:
         axes.set_visible(False)
     _scale_metric(panels[0], list(values.values()))
-    _write_legend(figure, groups, look)
+    _explain_marks(figure, groups, look)
     return figure
 
 
@@ -227,7 +227,6 @@ def _offset_trial(number: int) -> float:
 def _mark_medians(
     axes: Axes, columns: Mapping[int, int], values: Mapping[int, float], look: Look
 ) -> None:
-    """Mark the median of each category of at least three trials."""
     for column in sorted(set(columns.values())):
         metrics = [values[n] for n, place in columns.items() if place == column]
         metrics = [value for value in metrics if math.isfinite(value)]
@@ -245,7 +244,7 @@ def _scale_metric(axes: Axes, values: Sequence[float]) -> None:
     axes.margins(y=0.12)
 
 
-def _write_legend(figure: Figure, groups: Mapping[str, Sequence[int]], look: Look) -> None:
+def _explain_marks(figure: Figure, groups: Mapping[str, Sequence[int]], look: Look) -> None:
     """Write the title, and explain the marks that occur."""
     from matplotlib.lines import Line2D
 
@@ -262,14 +261,7 @@ def _write_legend(figure: Figure, groups: Mapping[str, Sequence[int]], look: Loo
         for name, style in _styles(look).items()
         if name in groups
     ]
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=len(handles),
-        fontsize=8,
-        frameon=False,
-        labelcolor=look.ink,
-    )
+    write_legend(look, figure, handles, len(handles))
     figure.suptitle(
         "Metric by setting", x=0.01, ha="left", fontsize=11, fontweight="bold", color=look.ink
     )

@@ -11,18 +11,9 @@ import numpy as np
 from cerebro.errors import InputError
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
-from cerebro.report.format import Range
+from cerebro.report.format import ABSENT, Range
 
 _SMALL_IS_GOOD = ("loss", "error", "mse", "mae", "rmse", "perplexity", "nll", "brier", "entropy")
-
-
-class _Absent:
-    def __repr__(self) -> str:
-        return "absent"
-
-
-ABSENT = _Absent()
-"""Stands for a dimension that a configuration does not have; None can be a setting's value."""
 
 
 def mode_of(result: Any, metric: str) -> str:
@@ -65,13 +56,14 @@ def sort_best_first(result: Any, metric: str, trials: Sequence[Any]) -> list[Any
     return sorted((t for t in trials if series(t, metric)[1]), key=key)
 
 
-def known_metrics(trials: Sequence[Any]) -> str:
-    names = sorted({name for t in trials for e in t.history for name in e["metrics"]})
-    return ", ".join(names) if names else "none, because no epoch has finished"
-
-
 def missing_metric_error(metric: str, trials: Sequence[Any]) -> InputError:
-    return InputError(f"metric={metric!r}: no trial has it yet; available: {known_metrics(trials)}")
+    names = sorted({name for t in trials for e in t.history for name in e["metrics"]})
+    available = ", ".join(names) or "none, because no epoch has finished"
+    return InputError(f"metric={metric!r}: no trial has it yet; available: {available}")
+
+
+def too_few_error(kind: str) -> InputError:
+    return InputError(f"kind={kind!r}: needs two finished trials that differ")
 
 
 def axis_label(trial: Any, metric: str) -> str:
@@ -93,12 +85,6 @@ def table_of(result: Any, metric: str, trials: Sequence[Any]) -> tuple[list[dict
             configs.append(flatten(trial.config))
             values.append(point[1])
     return configs, np.asarray(values, dtype=float)
-
-
-def find_varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """List the dimensions that take more than one value, in the order of the space."""
-    names = dict.fromkeys(name for config in configs for name in config)
-    return [n for n in names if len({repr(value) for value in column_values(configs, n)}) > 1]
 
 
 def column_values(configs: Sequence[Mapping[str, Any]], name: str) -> list[Any]:

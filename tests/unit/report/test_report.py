@@ -14,7 +14,7 @@ import pytest
 from rich.cells import cell_len
 
 from cerebro.errors import InputError
-from cerebro.report import displays, html, progress, summary, table
+from cerebro.report import block, displays, progress, summary, table
 from cerebro.report import format as fmt
 from cerebro.report.snapshot import Snapshot, TrialRow
 
@@ -399,11 +399,11 @@ def test_trial_text_has_every_epoch(result: Any) -> None:
 
 def test_html_is_static_and_escaped() -> None:
     trial = make_trial(0, [0.5], config={"name": "<script>alert(1)</script>", "lr": 0.1})
-    text = html.render_html(make_result([trial]))
+    text = block.render_result(make_result([trial]))
     assert "<script" not in text
     assert "&lt;script&gt;" in text
     assert text.startswith("<div ") and text.endswith("</div>")
-    assert "&lt;script&gt;" in html.trial_html(trial)  # a notebook's view of a Trial
+    assert "&lt;script&gt;" in block.render_trial(trial)  # a notebook's view of a Trial
 
 
 # --- plots ---
@@ -663,7 +663,7 @@ def test_a_tie_is_reported() -> None:
     tied = make_result(trials)
     said = "trials 1 and 3 tie: the lowest number is taken"
     assert summary.best_lines(tied)[-1] == said
-    assert said in summary.render(tied) and said in html.render_html(tied)
+    assert said in summary.render(tied) and said in block.render_result(tied)
     rows = [row(n, 1, value) for n, value in enumerate([0.5, 0.7, 0.6, 0.7])]
     assert progress.describe_end(snapshot(rows, best=1)).endswith(f"best: trial 1 ({said})")
     assert progress.describe_end(snapshot(rows[:3], best=1)).endswith("best: trial 1")

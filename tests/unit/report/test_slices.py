@@ -13,12 +13,11 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from cerebro.errors import InputError
-from cerebro.report.format import Range
+from cerebro.report.format import ABSENT, Range, find_varying
 from cerebro.report.plots import plot
 from cerebro.report.plots.importance import _groups
 from cerebro.report.plots.look import DARK, LIGHT, wrap
 from cerebro.report.plots.parallel import LEAST_GAP, NOT_USED, _position_values
-from cerebro.report.plots.values import ABSENT, find_varying
 
 RANGES = {
     "lr": Range(1e-4, 1e-1, is_log=True),

@@ -1,0 +1,366 @@
+"""Build a trial's model again, load its state, and compute with it as the run did."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cerebro.arguments import find_stacklevel
+from cerebro.data import Dataset
+from cerebro.data.dtypes import Array
+from cerebro.data.given_rows import has_names, is_rows, narrow_arrays, write_temporary
+from cerebro.data.order import Cut, mix_in_order
+from cerebro.data.sources.arrays import is_bunch
+from cerebro.data.validation import find_unfit_columns
+from cerebro.errors import CorruptDataError, InputError
+from cerebro.machine import generators
+from cerebro.machine.devices import CPU, choose_resume_devices, read_devices, use_device
+from cerebro.machine.files import path_of
+from cerebro.machine.libraries import present_settings, settings_of_run
+from cerebro.model import column_names, read_columns, stored_column
+from cerebro.results.export import Kept
+from cerebro.results.saved_run import SavedRun
+from cerebro.run.records import EpochRecord, TrialRecord, strip_study
+from cerebro.worker.messages import RunContext
+
+if TYPE_CHECKING:
+    from cerebro.worker.models import LiveModel
+
+Build = Callable[..., Any] | None
+"""The run's ``build``, if it cannot be imported again."""
+
+
+class TrainedModel:
+    """The model of a trial without folds, at any of its kept epochs."""
+
+    def __init__(self, saved: SavedRun, record: TrialRecord) -> None:
+        self._saved = saved
+        self._record = record
+
+    @property
+    def _batch_size(self) -> int:
+        from cerebro.worker.models import batch_size_of
+
+        return batch_size_of(strip_study(self._record.config), self._saved.settings["batch_size"])
+
+    def context(self, build: Build, data: Any) -> RunContext:
+        """Return the run's context, with the data at its current path, if that is given."""
+        saved = self._saved
+        if data is None:
+            try:
+                saved.dataset("data")
+            except (InputError, CorruptDataError) as error:
+                raise InputError(
+                    "the model cannot be built without the run's data "
+                    f"({error.__cause__ or error}): if it has been moved, give data= (on the "
+                    "command line: --data PATH)"
+                ) from error
+            return saved.context(build)
+        if not isinstance(data, Dataset):
+            data = Dataset(path_of("data", data))
+        train = saved.view("data", data)
+        return saved.context(
+            build,
+            train=train,
+            folds=saved.folds_of(train),
+            validation=saved.view("validation", data),
+        )
+
+    def load(
+        self,
+        epoch: EpochRecord,
+        build: Build,
+        device: str = CPU,
+        context: RunContext | None = None,
+    ) -> LiveModel:
+        """Load the model on a device, with the settings in which it computes."""
+        from cerebro.worker.epoch_progress import EpochProgress
+        from cerebro.worker.models import (
+            LiveModel,
+            batch_device,
+            begin_again,
+            build_model,
+            load_or_rebuild,
+            load_tree,
+            make_info,
+        )
+
+        number, config = self._record.number, self._record.config
+        packed = self._saved.read_state(number, epoch)
+        if context is None:
+            context = self._saved.context(build)
+        end = (epoch.epoch + 1) * context.units_per_epoch - 1
+        info = make_info(
+            context.views(number)[0],
+            context.order(number),
+            trial=number,
+            epochs=self._record.info_epochs(end, context.epochs),
+            cut=Cut(self._batch_size, context.drop_last),
+            fold=self._record.fold,
+            device=device,
+        )
+        with generators.reserve_generators(_torch_imported()), settings_of_run(context.libraries):
+
+            def build_live() -> LiveModel:
+                parts = build_model(context, number, config, info)
+                return LiveModel(*parts, progress=EpochProgress(), libraries=present_settings())
+
+            def load(live: LiveModel) -> None:
+                load_tree(live, packed, batch_device(live.model, device))
+
+            live = build_live()
+            begin_again(live.model, epoch.epoch)
+            live = load_or_rebuild(live, load, build_live, epoch.epoch)
+        # Otherwise dropout and batch norm would stay in training mode in the user's predictions.
+        # train_batch switches back to training mode by itself.
+        net: Any = getattr(live.model, "net", None)
+        if live.torch and hasattr(net, "eval"):
+            net.eval()
+        return live
+
+    @contextlib.contextmanager
+    def keep(
+        self, epoch: EpochRecord, build: Build, data: Any, context: RunContext | None = None
+    ) -> Iterator[Kept]:
+        """Give the kept state of an epoch; its model is built when it is needed, in its settings.
+
+        `context` is that of `build` and `data`, if the caller has it.
+        """
+        with contextlib.ExitStack() as settings:
+
+            def load() -> tuple[Any, Dataset]:
+                used = context or self.context(build, data)
+                live = self.load(epoch, build, CPU, used)
+                settings.enter_context(settings_of_run(live.libraries))
+                return live.model, used.views(self._record.number)[0]
+
+            yield Kept(lambda: self._saved.read_state(self._record.number, epoch), load)
+
+    def evaluate(
+        self, epoch: EpochRecord, data: Any, build: Build, *, exact: bool
+    ) -> dict[str, float]:
+        """See `cerebro.Trial.evaluate`; `exact` says whether the trial's states are exact."""
+        from cerebro.machine.flags import compute_settings, find_inexact_operation
+        from cerebro.worker.evaluate import evaluate_model, evaluation_seed
+        from cerebro.worker.models import (
+            batch_device,
+            describe_left_out,
+            explain_unfit_errors,
+            find_fitting_columns,
+            make_batches,
+        )
+
+        settings, number = self._saved.settings, self._record.number
+        device = choose_resume_devices(read_devices(settings))[0]
+        with use_device(device), contextlib.ExitStack() as stack:
+            live = self.load(epoch, build, device)
+            target = self._saved.data_for(data, number, stack)
+            what = "evaluate" if is_rows(data) else str(target.path)
+            options: dict[str, Any] = {}
+            unfit: dict[str, str] = {}
+            train = self._saved.training_data()
+            if train is not None:
+                columns, unfit = find_fitting_columns(live.model, train, target, what)
+                options["columns"] = columns
+                if text := describe_left_out(unfit, target):
+                    warnings.warn(f"{what}: {text}", stacklevel=find_stacklevel())
+            loader = make_batches(
+                live.model,
+                target,
+                settings["eval_batch_size"] or self._batch_size,
+                device,
+                seed=settings["seed"],
+                shuffle=False,
+                augment=False,
+                residence="streamed",  # the data is read only once
+                **options,
+            )
+            stack.enter_context(contextlib.closing(loader))
+            stack.enter_context(settings_of_run(live.libraries))
+            stack.enter_context(explain_unfit_errors(unfit))
+            seed = evaluation_seed(settings["seed"], number, epoch.epoch)
+            where = batch_device(live.model, device)
+            choice = settings["deterministic"], device
+
+            def run_evaluation(*, strict: bool) -> dict[str, float]:
+                with (
+                    generators.reserve_generators(_torch_imported(), seed),
+                    compute_settings(settings["threads"], *choice, strict=strict),
+                ):
+                    loader.begin(mix_in_order(target), 0)
+                    return evaluate_model(live.model, loader, device=where)[1]
+
+            if exact:
+                try:
+                    # As in the search: PyTorch chooses accordingly.
+                    return run_evaluation(strict=True)
+                except Exception as error:
+                    if find_inexact_operation(error, *choice) is None:
+                        raise
+            return run_evaluation(strict=False)
+
+    def predict(self, epoch: EpochRecord, data: Any, build: Build) -> Any:
+        """See `cerebro.Trial.predict`."""
+        if isinstance(data, (str, os.PathLike)):
+            data = Dataset(data)
+        live = self.load(epoch, build)
+        with (
+            generators.reserve_generators(_torch_imported()),
+            settings_of_run(live.libraries),
+            contextlib.ExitStack() as rows,
+        ):
+            is_array = hasattr(data, "ndim") and not hasattr(data, "columns")
+            is_columns = isinstance(data, Mapping) and not is_bunch(data)
+            unfit: dict[str, str] = {}
+            if is_array or (is_columns and not has_names(data, self._saved.columns())):
+                data = narrow_arrays(data, self._saved.columns())
+            elif is_rows(data) and not isinstance(data, list):  # which has batches
+                data = rows.enter_context(
+                    write_temporary(data, self._saved.dataset("data"), "predict")
+                )
+                unfit = self._find_unfit_columns(live.model, data, "predict")
+            elif isinstance(data, Dataset):
+                unfit = self._find_unfit_columns(live.model, data, str(data.path))
+            return _predict(live.model, data, self._batch_size, unfit)
+
+    def _find_unfit_columns(self, model: Any, data: Dataset, what: str) -> dict[str, str]:
+        """Return messages about columns that the model might misread.
+
+        Raises InputError if the model names such a column among its inputs.
+        """
+        train = self._saved.training_data()
+        if train is None:
+            return {}
+        inputs = getattr(model, "_inputs", None)
+        if inputs is None:
+            named = read_columns(model, train.columns)  # None: the model may read any column
+            columns = [name for name in data.columns if named is None or name in named]
+            return find_unfit_columns(train, data, what, columns)
+        read = {stored_column(name, train.columns) for name in column_names("inputs", inputs)}
+        columns = [name for name in data.columns if name in read]
+        for message in find_unfit_columns(train, data, what, columns).values():
+            raise InputError(message)
+        return {}
+
+
+def _torch_imported() -> bool:
+    return "torch" in sys.modules
+
+
+def _predict(model: Any, data: Any, batch_size: int, unfit: Mapping[str, str]) -> Any:
+    """Return a model's predictions, with rows in the order of the dataset.
+
+    The model has ``predict(data)``, or ``predict_batch(batch)``, whose result has one row per row
+    of the batch. `unfit` says why the model may not read some columns; batches leave these columns
+    out. Raises InputError if the model has neither method or reads such a column.
+    """
+    if unfit and (hasattr(model, "predict") or unfit.keys() >= data.columns.keys()):
+        raise InputError(next(iter(unfit.values())))
+    if hasattr(model, "predict"):
+        return model.predict(data)
+    if not hasattr(model, "predict_batch"):
+        raise InputError(
+            f"{type(model).__name__} has no predict_batch(batch): add one, or use load() and "
+            "your own code"
+        )
+    from cerebro.data.batches import make_loader
+    from cerebro.worker.models import describe_left_out, explain_unfit_errors
+
+    if not isinstance(data, Dataset):
+        raise InputError(f"predict needs a cerebro.Dataset, not {type(data).__name__}")
+    loader = make_loader(
+        data,
+        batch_size,
+        seed=0,
+        shuffle=False,
+        framework=getattr(model, "framework", "dlpack"),
+        augment=False,
+        columns=[name for name in data.columns if name not in unfit] if unfit else None,
+    )
+    if text := describe_left_out(unfit, data):
+        warnings.warn(f"predict: {text}", stacklevel=find_stacklevel())
+    with contextlib.closing(loader), explain_unfit_errors(unfit):
+        loader.begin(mix_in_order(data), 0)
+        parts = [model.predict_batch(batch) for batch in loader]
+        if parts and type(parts[0]).__module__.startswith("torch"):
+            return sys.modules["torch"].cat(parts)
+        return np.concatenate([np.asarray(part) for part in parts])
+
+
+# --- out of fold -------------------------------------------------------------
+
+_ONE_FOLD = "predict with one fold, such as trial.folds[0].predict(...)"
+
+
+def join_by_row(data: Dataset, held_out: Sequence[Dataset], predictions: Sequence[Any]) -> Any:
+    """Return the predictions of all folds as one array, in the order of the data's rows.
+
+    Each fold has the rows that it held out, and the model's outputs for them. Raises InputError if
+    the outputs are not arrays of one shape, a row is held out twice, or the outputs are integers
+    and some rows are never held out.
+    """
+    outputs = [_as_array(fold, prediction) for fold, prediction in enumerate(predictions)]
+    kinds = {(output.dtype, output.shape[1:]) for output in outputs}
+    if len(kinds) > 1:
+        shapes = " and ".join(sorted(f"{dtype} of shape {shape}" for dtype, shape in kinds))
+        raise InputError(f"the folds predict rows of {shapes}: {_ONE_FOLD}")
+    places = [_find_rows(data, view) for view in held_out]
+    counts = np.zeros(data.num_rows, np.int64)
+    for rows in places:
+        counts[rows] += 1
+    if counts.max() > 1:
+        raise InputError(
+            f"row {int(np.argmax(counts > 1))} is held out by {counts.max()} folds, so it has more "
+            f"than one prediction: {_ONE_FOLD}"
+        )
+    result = np.zeros((data.num_rows, *outputs[0].shape[1:]), outputs[0].dtype)
+    if counts.min() == 0:
+        if result.dtype.kind not in "fc":
+            raise InputError(
+                f"{int((counts == 0).sum())} rows are held out by no fold, and predictions of type "
+                f"{result.dtype} have no NaN for them: {_ONE_FOLD}"
+            )
+        result[counts == 0] = np.nan
+    for rows, output in zip(places, outputs, strict=True):
+        result[rows] = output
+    return result
+
+
+def _find_rows(data: Dataset, view: Dataset) -> Array:
+    """Return the row numbers, in `data`, of the rows of a view."""
+    numbers, start = [], 0
+    for whole, part in zip(data.view.parts, view.view.parts, strict=True):
+        held = np.asarray(part, np.int64)
+        if isinstance(whole, range):
+            numbers.append(start + held - whole.start)
+        else:
+            order = np.argsort(np.asarray(whole), kind="stable")
+            rows = np.asarray(whole, np.int64)[order]
+            if (np.diff(rows) == 0).any():
+                raise InputError(
+                    "the run's data has a row twice, so predictions cannot be put in row order: "
+                    f"{_ONE_FOLD}"
+                )
+            numbers.append(start + order[np.searchsorted(rows, held)])
+        start += len(whole)
+    return np.concatenate(numbers)
+
+
+def _as_array(fold: int, prediction: Any) -> Array:
+    if isinstance(prediction, (Mapping, list, tuple)):
+        raise InputError(
+            f"the model of fold {fold} returns a {type(prediction).__name__} of outputs, not one "
+            f"array: {_ONE_FOLD}"
+        )
+    if hasattr(prediction, "detach"):
+        prediction = prediction.detach().cpu()
+        if str(prediction.dtype) == "torch.bfloat16":  # NumPy lacks this type
+            prediction = prediction.float()
+        return np.asarray(prediction.numpy())
+    return np.asarray(prediction)
