@@ -343,6 +343,13 @@ def make_getter(columns: Columns) -> Callable[[Batch], Any]:
     return itemgetter(*names)
 
 
+def get_arguments(columns: Columns, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call with `columns` of a batch: by position, and by keyword."""
+    if isinstance(columns, Mapping):
+        return (), {key: batch[name] for key, name in columns.items()}
+    return tuple(batch[name] for name in column_names("inputs", columns)), {}
+
+
 def check_batch(batch: Any, inputs: Columns, target: Columns | None) -> None:
     """Raise InputError if a batch lacks a column that a model's arguments name."""
     columns = [("inputs", name) for name in column_names("inputs", inputs)]

@@ -54,7 +54,7 @@ PYTHON_ROWS = [
     ["report"],
     ["space"],
     ["data"],
-    ["torch", "jax", "keras", "native"],
+    ["torch", "native"],
     ["searchers"],
     ["run"],
     ["control", "callbacks"],
@@ -78,15 +78,19 @@ USE_PUBLIC_NAMES = {"cli", "__main__"}
 WITHOUT_CORE = {
     *("errors", "arguments", "transforms", "model", "report", "jax", "keras", "control"),
     *("callbacks", "optuna", "dask", "spark", "cli", "__main__"),
+    *("integrations.jax", "integrations.keras"),
 }
 USE_CORE_THERE = {"cli.doctor"}  # says how the core was built
 
 # Imported only inside the functions that need them, except in the folder or file dedicated to them.
 OPTIONAL = {
-    "torch": {"torch", "keras.torch_steps"},
+    "torch": {
+        *("torch", "integrations.lightning", "integrations.skorch", "integrations.transformers"),
+        "integrations.keras.torch_steps",
+    },
     "sklearn": {"sklearn"},
-    "jax": {"jax", "keras.jax_steps"},
-    "keras": {"keras"},
+    "jax": {"integrations.jax", "integrations.keras.jax_steps"},
+    "keras": {"integrations.keras"},
     "optax": set(),
     "pandas": set(),
     "pyarrow": set(),

@@ -453,7 +453,8 @@ def iterate_children(value: Any) -> Iterator[tuple[str, Any]]:
         return
     module = type(value).__module__
     # Objects that only run a step are not state: a captured graph, a recorded or compiled program.
-    steps = ("cerebro.torch.graph", "cerebro.torch.recorded_step", "cerebro.jax.program")
+    compiled = "cerebro.integrations.jax.program"
+    steps = ("cerebro.torch.graph", "cerebro.torch.recorded_step", compiled)
     ours = ("cerebro._core", "cerebro.torch.parameter_order", *steps)
     numbered = ("flax.ids",)  # every flax module has a unique number
     modes = ("torch.autograd.grad_mode",)  # has the mode before its last use

@@ -20,6 +20,7 @@ torchmetrics = pytest.importorskip("torchmetrics")
 from torch.nn import functional  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
+from cerebro.integrations.lightning.module import overrides  # noqa: E402
 from cerebro.torch import from_lightning  # noqa: E402
 
 UNITS, BATCHES, ROWS, EPOCHS = 3, 3, 6, 3
@@ -170,7 +171,7 @@ def by_cerebro(kind, hops, pairs=True, **options):
             if hops:
                 model = hopped(model, build)
         metrics = {}
-        if model._validates:
+        if overrides(model.net, "validation_step"):
             metrics = {f"val_{k}": v for k, v in model.evaluate(VALID).items()}
             if hops:
                 model = hopped(model, build)

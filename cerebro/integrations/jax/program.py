@@ -16,10 +16,16 @@ import jax
 import jax.numpy as jnp
 
 from cerebro.errors import InputError
-from cerebro.jax.state import copy_tree, is_key, name_leaves
-from cerebro.model import Batch, Columns, check_batch, loss_of
-
-Pairs = tuple[tuple[str | None, str], ...]
+from cerebro.integrations.jax.state import copy_tree, is_key, name_leaves
+from cerebro.model import (
+    Batch,
+    Columns,
+    check_batch,
+    column_names,
+    get_arguments,
+    loss_of,
+    make_getter,
+)
 
 FOR_OPTIMIZERS = ("value", "grad", "value_fn")
 """Keywords of optax that an optimizer's `update` may take: the loss, the gradients, and the loss as
@@ -39,36 +45,35 @@ class ProgramParts:
     loss: Callable[..., Any] | None
     metrics: tuple[tuple[str, Callable[..., Any]], ...]
     optimizer: Any
-    inputs: Pairs
-    """(keyword, column); the keyword of a positional input is None."""
-    target: Pairs | None
-    one_target: bool
+    inputs: Any
+    """See `freeze_columns`."""
+    target: Any
     has_variables: bool
     keeps_outputs: bool
     """Whether evaluation returns outputs and targets as well."""
 
 
-def pairs_of(columns: Columns) -> Pairs:
-    """Return a model's input columns as pairs (keyword, column)."""
-    if isinstance(columns, str):
-        return ((None, columns),)
-    if isinstance(columns, Mapping):
-        return tuple(columns.items())
-    return tuple((None, name) for name in columns)
+def freeze_columns(what: str, columns: Columns | None) -> Any:
+    """Return the columns in an argument, hashable; raise InputError if they are invalid."""
+    column_names(what, columns)
+    if columns is None or isinstance(columns, str):
+        return columns
+    return tuple(columns.items() if isinstance(columns, Mapping) else columns)
 
 
-def find_extra_arguments(function: Callable[..., Any] | None, filled: int) -> frozenset[str]:
+def _thaw_columns(frozen: Any) -> Any:
+    return dict(frozen) if frozen and isinstance(frozen[0], tuple) else frozen
+
+
+def _find_extra_arguments(function: Callable[..., Any] | None, filled: int) -> frozenset[str]:
     """Return which of train, key and variables may follow `filled` positional arguments."""
-    if function is None:
-        return frozenset()
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = [] if function is None else [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):
         return frozenset()
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    places = [p.name for p in parameters if p.kind in by_position][:filled]
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    names = {p.name for p in parameters if p.kind in by_name} - set(places)
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    free = [*by_position[filled:], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
+    names = {p.name for p in free if p.kind is not p.POSITIONAL_ONLY}
     return frozenset(names & {"train", "key", "variables"})
 
 
@@ -103,10 +108,16 @@ class Program:
     def __init__(self, parts: ProgramParts) -> None:
         self._parts = parts
         self._optimizer_takes = _find_update_arguments(parts.optimizer.update)
-        positional = sum(keyword is None for keyword, _ in parts.inputs)
-        self._apply_takes = find_extra_arguments(parts.apply, 1 + positional)
-        self._apply_takes -= {keyword for keyword, _ in parts.inputs}
-        self._step_takes = find_extra_arguments(parts.step, 2)
+        self._inputs, self._target = map(_thaw_columns, (parts.inputs, parts.target))
+        self._get_target = None if self._target is None else make_getter(self._target)
+        keywords = set(self._inputs) if isinstance(self._inputs, dict) else set()
+        positional = 0 if keywords else len(column_names("inputs", self._inputs))
+        self._apply_takes = _find_extra_arguments(parts.apply, 1 + positional) - keywords
+        self._step_takes = _find_extra_arguments(parts.step, 2)
+        takes = self._apply_takes if parts.step is None else self._step_takes
+        if parts.has_variables and "variables" not in takes:
+            name = "apply" if parts.step is None else "step"
+            raise InputError(f"variables= is given, but {name} has no argument of that name")
         self.train = jax.jit(self._train, donate_argnums=0)
         self.evaluate = jax.jit(lambda *arguments: self._measure(*arguments)[0])
         self.measure = jax.jit(self._measure)
@@ -139,7 +150,7 @@ class Program:
         return (values, outputs, target) if self._parts.keeps_outputs else (values, None, None)
 
     def _predict(self, params: Any, variables: Any, key: Any, batch: Batch) -> Any:
-        check_batch(batch, _list_columns(self._parts.inputs), None)
+        check_batch(batch, self._inputs, None)
         return self._compute_outputs(params, variables, key, batch, False)[0]
 
     # --- one pass forward -------------------------------------------------------
@@ -158,10 +169,9 @@ class Program:
                 raise InputError(f"step must return a dict with 'loss', not {returned!r}")
             more = {name: value for name, value in returned.items() if name != "loss"}
             return _as_loss("step's loss", returned["loss"]), more, None, None, variables
-        names = None if parts.target is None else _list_columns(parts.target)
-        check_batch(batch, _list_columns(parts.inputs), names)
+        check_batch(batch, self._inputs, self._target)
         outputs, variables = self._compute_outputs(params, variables, key, batch, train)
-        target = self._get_target(batch)
+        target = None if self._get_target is None else self._get_target(batch)
         if parts.loss is None:
             loss = _as_loss("the outputs' loss", loss_of(outputs))
         else:
@@ -173,8 +183,7 @@ class Program:
     ) -> Any:
         parts = self._parts
         assert parts.apply is not None
-        positional = [batch[name] for keyword, name in parts.inputs if keyword is None]
-        named = {keyword: batch[name] for keyword, name in parts.inputs if keyword is not None}
+        positional, named = get_arguments(self._inputs, batch)
         extra = _choose_arguments(self._apply_takes, variables, key, train)
         returned = parts.apply(params, *positional, **named, **extra)
         return self._split_returned(returned, variables, train, "apply", "outputs")
@@ -195,18 +204,8 @@ class Program:
             )
         return returned, variables
 
-    def _get_target(self, batch: Batch) -> Any:
-        parts = self._parts
-        if parts.target is None:
-            return None
-        if parts.one_target:
-            return batch[parts.target[0][1]]
-        if parts.target[0][0] is None:
-            return tuple(batch[name] for _, name in parts.target)
-        return {keyword: batch[name] for keyword, name in parts.target}
-
     def _call_function(self, function: Callable[..., Any], outputs: Any, target: Any) -> Any:
-        return function(outputs) if self._parts.target is None else function(outputs, target)
+        return function(outputs) if self._target is None else function(outputs, target)
 
     def _compute_metrics(
         self, loss: Any, more: Mapping[str, Any], outputs: Any, target: Any
@@ -243,10 +242,6 @@ def _choose_arguments(
     return {name: value for name, value in available.items() if name in names}
 
 
-def _list_columns(pairs: Pairs) -> list[str]:
-    return [name for _, name in pairs]
-
-
 def _list_paths(tree: Any) -> list[Any]:
     return [path for path, _ in name_leaves(tree)]
 
@@ -257,19 +252,15 @@ def _find_update_arguments(update: Callable[..., Any]) -> tuple[str, ...]:
         parameters = list(inspect.signature(update).parameters.values())
     except (TypeError, ValueError):
         return ()
-    required = [
-        p.name
-        for p in parameters
-        if p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is inspect.Parameter.empty
-    ]
-    unknown = [name for name in required if name not in FOR_OPTIMIZERS]
+    required = (p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
+    unknown = [p.name for p in required if p.name not in FOR_OPTIMIZERS]
     if unknown:
         raise InputError(
             f"optimizer: its update requires {unknown[0]}=, but it is called with "
             f"(gradients, state, params) and, if it takes them, {', '.join(FOR_OPTIMIZERS)}: use "
             "an optimizer that needs no more"
         )
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return FOR_OPTIMIZERS
     names = {p.name for p in parameters}
     return tuple(name for name in FOR_OPTIMIZERS if name in names)

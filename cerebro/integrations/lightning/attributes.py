@@ -157,13 +157,11 @@ def _is_plain(value: Any, depth: int = _DEPTH) -> bool:
 
 def _copy_value(value: Any) -> Any:
     """Return a copy of a plain value; unlike `copy_deeply`, keep NumPy's arrays."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
     if isinstance(value, dict):
         return {key: _copy_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)([_copy_value(item) for item in value])
-    return copy_deeply(value)
+    return value.copy() if isinstance(value, np.ndarray) else copy_deeply(value)
 
 
 def _restore_tuples(value: Any, made: Any) -> Any:

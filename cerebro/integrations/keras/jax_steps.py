@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from cerebro.keras.variables import variables_of
+from cerebro.integrations.keras.variables import variables_of
 
 
 class JaxSteps:

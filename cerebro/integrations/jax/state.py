@@ -7,7 +7,7 @@ alive, and no compiled step writes to it. Loading a state copies its arrays.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,12 +56,11 @@ def _copy_leaf(what: str, path: Path, leaf: Any) -> Any:
     return array
 
 
-class _Key:
+class _Key(NamedTuple):
     """A random key's data in host memory, and the kind of the key."""
 
-    def __init__(self, words: Any, kind: Any) -> None:
-        self.words = words
-        self.kind = kind
+    words: Any
+    kind: Any
 
 
 def _put(arrays: list[Any], device: Any) -> list[Any]:

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import torch
 
-from cerebro.keras.variables import buffers_of, variables_of
+from cerebro.integrations.keras.variables import buffers_of, variables_of
 
 
 class TorchSteps:

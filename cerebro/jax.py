@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from cerebro.jax.model import Model
+from cerebro.integrations.jax.model import Model
 
 __all__ = ["Model"]

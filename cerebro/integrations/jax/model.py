@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from cerebro.errors import InputError, StateError
-from cerebro.jax.program import Carry, ProgramParts, find_extra_arguments, pairs_of, program_of
-from cerebro.jax.state import HINT, copy_tree, from_state, name_leaves, to_host, to_state
-from cerebro.machine.devices import build_device, is_gpu
+from cerebro.integrations.jax import state as states
+from cerebro.integrations.jax.program import Carry, ProgramParts, freeze_columns, program_of
+from cerebro.machine.devices import build_device
 from cerebro.model import (
     BaseModel,
     Batch,
@@ -130,50 +130,44 @@ class Model(BaseModel):
         variables: Any = None,
         seed: int | None = None,
     ) -> None:
-        self._apply, self._loss, self._step = apply, loss, step
-        self._optimizer = optimizer
-        self._metrics = named_functions("metrics", metrics)
-        self._epoch_metrics = named_functions("epoch_metrics", epoch_metrics)
-        self._inputs, self._target = inputs, target
-        self._has_variables = variables is not None
-        self._seed = seed
-        self._check_arguments()
-        self._device = _find_device()
-        self._on_host = self._device.platform == "cpu"
-        self._key = self._make_key(0 if seed is None else seed)
-        params = copy_tree("params", params, self._device)
-        _check_params(params)
-        state = copy_tree("the optimizer's state", optimizer.init(params), self._device)
-        variables = copy_tree("variables", variables, self._device)
-        steps = jax.device_put(np.uint32(0), self._device)
-        self._carry = Carry((params, state, variables, steps))
-        self._program = program_of(self._make_parts())
-
-    def _check_arguments(self) -> None:
-        functions = {"apply": self._apply, "loss": self._loss, "step": self._step}
+        functions = {"apply": apply, "loss": loss, "step": step}
         for name, value in functions.items():
             if value is not None and not callable(value):
                 raise InputError(f"{name} must be callable, not {value!r}")
-        if self._apply is None and self._step is None:
+        if apply is None and step is None:
             raise InputError("apply must be callable, not None: only step= replaces it")
         for method in ("init", "update"):
-            if not callable(getattr(self._optimizer, method, None)):
+            if not callable(getattr(optimizer, method, None)):
                 raise InputError(
                     "optimizer must have init(params) and update(gradients, state, params), as in "
-                    f"optax; {self._optimizer!r} does not"
+                    f"optax; {optimizer!r} does not"
                 )
-        column_names("inputs", self._inputs)
-        column_names("target", self._target)
-        check_metrics(self._loss, self._step, self._metrics, self._epoch_metrics)
-        if self._seed is not None and (
-            isinstance(self._seed, bool) or not isinstance(self._seed, (int, np.integer))
-        ):
-            raise InputError(f"seed must be a whole number or None, not {self._seed!r}")
-        name, function, filled = (
-            ("apply", self._apply, 1) if self._step is None else ("step", self._step, 2)
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer))):
+            raise InputError(f"seed must be a whole number or None, not {seed!r}")
+        functions = named_functions("metrics", metrics)
+        self._epoch_metrics = named_functions("epoch_metrics", epoch_metrics)
+        check_metrics(loss, step, functions, self._epoch_metrics)
+        self._inputs, self._target, self._step, self._seed = inputs, target, step, seed
+        self._parts = ProgramParts(
+            apply=apply,
+            step=step,
+            loss=loss,
+            metrics=tuple(functions.items()),
+            optimizer=optimizer,
+            inputs=freeze_columns("inputs", inputs),
+            target=freeze_columns("target", target),
+            has_variables=variables is not None,
+            keeps_outputs=bool(self._epoch_metrics),
         )
-        if self._has_variables and "variables" not in find_extra_arguments(function, filled):
-            raise InputError(f"variables= is given, but {name} has no argument of that name")
+        self._device = _find_device()
+        self._key = self._make_key(0 if seed is None else seed)
+        params = states.copy_tree("params", params, self._device)
+        _check_params(params)
+        state = states.copy_tree("the optimizer's state", optimizer.init(params), self._device)
+        variables = states.copy_tree("variables", variables, self._device)
+        steps = jax.device_put(np.uint32(0), self._device)
+        self._carry = Carry((params, state, variables, steps))
+        self._program = program_of(self._parts)
 
     @property
     def columns_read(self) -> list[str] | None:  # type: ignore[override]
@@ -181,20 +175,6 @@ class Model(BaseModel):
         if type(self) is not Model or self._step is not None:
             return None
         return [*column_names("inputs", self._inputs), *column_names("target", self._target)]
-
-    def _make_parts(self) -> ProgramParts:
-        return ProgramParts(
-            apply=self._apply,
-            step=self._step,
-            loss=self._loss,
-            metrics=tuple(self._metrics.items()),
-            optimizer=self._optimizer,
-            inputs=pairs_of(self._inputs),
-            target=None if self._target is None else pairs_of(self._target),
-            one_target=isinstance(self._target, str),
-            has_variables=self._has_variables,
-            keeps_outputs=bool(self._epoch_metrics),
-        )
 
     def _make_key(self, seed: int) -> Any:
         return jax.device_put(jax.random.key(seed), self._device)
@@ -222,17 +202,10 @@ class Model(BaseModel):
     # --- training and evaluation ----------------------------------------------
 
     def train_batch(self, batch: Batch) -> dict[str, Any]:
-        """Train on one batch.
+        """Train on one batch; return the loss and the metrics.
 
-        Parameters
-        ----------
-        batch
-            Arrays by column: JAX arrays, or any type that JAX accepts.
-
-        Returns
-        -------
-        dict
-            The loss and the metrics: 0-d arrays, possibly not computed yet.
+        The batch has JAX arrays, or arrays of any type that JAX accepts, by column. The results are
+        0-d arrays that may not be computed yet.
         """
         batch = self._place_batch(batch)
         tree, values = self._program.train(self._carry.take(self._device), self._key, batch)
@@ -245,7 +218,7 @@ class Model(BaseModel):
 
     def predict_batch(self, batch: Batch) -> Any:
         """Return the outputs for a batch, as `apply` gives them with ``train=False``."""
-        if self._apply is None:
+        if self._parts.apply is None:
             raise InputError("there are no outputs to predict with: give apply as well as step")
         return self._program.predict(*self._get_current(), self._place_batch(batch))
 
@@ -266,13 +239,13 @@ class Model(BaseModel):
         """
         params, optimizer, variables, steps = self._carry.tree
         state = {
-            "params": to_state(params),
-            "optimizer": to_state(optimizer),
-            "step": to_host(steps),
-            "key": to_host(self._key),
+            "params": states.to_state(params),
+            "optimizer": states.to_state(optimizer),
+            "step": states.to_host(steps),
+            "key": states.to_host(self._key),
         }
-        if self._has_variables:
-            state["variables"] = to_state(variables)
+        if self._parts.has_variables:
+            state["variables"] = states.to_state(variables)
         return state
 
     def weights(self) -> dict[str, Any]:
@@ -289,31 +262,30 @@ class Model(BaseModel):
             The state is from a different model; the message names the array. The model is not
             changed.
         """
-        parts = {"params", "optimizer", "step", "key"} | (
-            {"variables"} if self._has_variables else set()
-        )
-        differ = parts ^ state.keys()
-        if differ:
-            name = min(differ)
+        expected = {"params", "optimizer", "step", "key"}
+        if self._parts.has_variables:
+            expected.add("variables")
+        for name in sorted(expected ^ state.keys()):
             raise StateError(
-                f"the state has {'no' if name in parts else 'a'} {name!r}, unlike the model that "
-                f"build made: {HINT}"
+                f"the state has {'no' if name in expected else 'a'} {name!r}, unlike the model "
+                f"that build made: {states.HINT}"
             )
+
+        def load(name: str, tree: Any, part: Any, retyped: bool = False) -> Any:
+            return states.from_state(name, tree, part, self._device, retyped=retyped)
+
         params, optimizer, variables, steps = self._carry.tree
-        mine = {"params": params, "optimizer": optimizer, "variables": variables}
-        loaded = {
-            name: from_state(name, tree, state.get(name), self._device, retyped=name == "optimizer")
-            for name, tree in mine.items()
-        }
-        rest = from_state(
-            "the model",
-            {"step": steps, "key": self._key},
-            {"step": state["step"], "key": state["key"]},
-            self._device,
+        scalars = {name: state[name] for name in ("step", "key")}
+        scalars = load("the model", {"step": steps, "key": self._key}, scalars)
+        self._carry = Carry(
+            (
+                load("params", params, state["params"]),
+                load("optimizer", optimizer, state["optimizer"], retyped=True),
+                load("variables", variables, state.get("variables")),
+                scalars["step"],
+            )
         )
-        tree = (loaded["params"], loaded["optimizer"], loaded["variables"], rest["step"])
-        self._carry = Carry(tree)
-        self._key = rest["key"]
+        self._key = scalars["key"]
 
     def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Continue from another trial's state with this trial's hyperparameters.
@@ -329,7 +301,7 @@ class Model(BaseModel):
 
     def __repr__(self) -> str:
         count = sum(leaf.size for leaf in jax.tree.leaves(self._carry.tree[0]))
-        function = self._apply if self._step is None else self._step
+        function = self._step or self._parts.apply
         name = getattr(function, "__qualname__", type(function).__name__)
         return f"cerebro.jax.Model({name}, {count:,} parameters)"
 
@@ -343,17 +315,16 @@ class Model(BaseModel):
 
     def _join(self, parts: list[Any]) -> Any:
         """Join the batches' outputs along their rows; return them as a list if they do not fit."""
-        trees = [jax.tree.flatten(part) for part in parts]
-        joined = []
-        for leaves in zip(*(leaves for leaves, _ in trees), strict=True):
-            if not is_joinable(leaves):
-                return parts
-            joined.append(np.concatenate(leaves))
-        return jax.tree.unflatten(trees[0][1], joined)
+        by_batch, structures = zip(*map(jax.tree.flatten, parts), strict=True)
+        by_leaf = list(zip(*by_batch, strict=True))
+        if not all(map(is_joinable, by_leaf)):
+            return parts
+        return jax.tree.unflatten(structures[0], map(np.concatenate, by_leaf))
 
     def _place_batch(self, batch: Batch) -> Batch:
         """Return the batch on the model's device; return it unchanged if it is already there."""
-        if self._on_host and all(isinstance(v, jax.Array) and v.committed for v in batch.values()):
+        arrays = batch.values() if self._device.platform == "cpu" else ()
+        if arrays and all(isinstance(v, jax.Array) and v.committed for v in arrays):
             return batch
         # Commit the arrays, as the loader does: otherwise each kind would compile the steps again.
         return jax.device_put(batch, self._device)  # type: ignore[no-any-return]
@@ -361,19 +332,19 @@ class Model(BaseModel):
 
 def _find_device() -> Any:
     """Return the JAX device of the trial whose model is being built, else JAX's default device."""
-    name = build_device()
-    if name == "cpu":
+    kind, _, number = (build_device() or "").partition(":")
+    if kind == "cpu":
         return jax.devices("cpu")[0]
-    if name is not None and is_gpu(name):
+    if kind == "cuda":
         try:
-            return jax.devices("cuda")[int(name.partition(":")[2] or 0)]
+            return jax.devices("cuda")[int(number or 0)]
         except RuntimeError:
             pass
     return next(iter(jnp.zeros(()).devices()))
 
 
 def _check_params(params: Any) -> None:
-    named = name_leaves(params)
+    named = states.name_leaves(params)
     if not named:
         raise InputError("params has no arrays: there is nothing to train")
     for path, leaf in named:

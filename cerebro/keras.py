@@ -6,6 +6,6 @@ from cerebro.machine.imports import import_extra
 
 import_extra("keras", "keras", "cerebro.keras needs Keras 3")
 
-from cerebro.keras.model import Model  # noqa: E402
+from cerebro.integrations.keras.model import Model  # noqa: E402
 
 __all__ = ["Model"]

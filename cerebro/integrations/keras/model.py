@@ -22,7 +22,7 @@ from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_
 
 from cerebro.arguments import KERAS_MODEL, explain_keywords
 from cerebro.errors import InputError, StateError
-from cerebro.keras import variables as state_of
+from cerebro.integrations.keras import variables as state_of
 from cerebro.machine.devices import build_device
 from cerebro.model import (
     BaseModel,
@@ -345,10 +345,10 @@ def _backend() -> str:
 
 def _steps_of(backend: str, net: Any) -> Any:
     if backend == "torch":
-        from cerebro.keras.torch_steps import TorchSteps
+        from cerebro.integrations.keras.torch_steps import TorchSteps
 
         return TorchSteps(net)
-    from cerebro.keras.jax_steps import JaxSteps
+    from cerebro.integrations.keras.jax_steps import JaxSteps
 
     return JaxSteps(net)
 

@@ -6,14 +6,15 @@ attribute raises an error that names the attribute.
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from cerebro.errors import InputError
+from cerebro.integrations.lightning.module import import_part
 from cerebro.model import Info
 
 # Missing attributes and what to use instead. The error for other attributes has no advice.
@@ -31,46 +32,107 @@ _CURES = {
 }
 
 
+@dataclass(frozen=True)
+class Options:
+    """The arguments of ``lightning.Trainer`` that a search leaves to the user."""
+
+    accumulate_grad_batches: int
+    gradient_clip_val: float | None
+    gradient_clip_algorithm: str | None
+    precision: str
+
+
+class Hooks:
+    """Calls the hooks of a module; `running` is the name of the innermost one, or None."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.running: str | None = None
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        before, self.running = self.running, name
+        try:
+            return getattr(self._module, name)(*args, **kwargs)
+        finally:
+            self.running = before
+
+
+class Clipping:
+    """The object ``self.trainer.precision_plugin``."""
+
+    def clip_gradients(
+        self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: str = "norm"
+    ) -> None:
+        if clip_val <= 0:
+            return
+        parameters = [item for group in optimizer.param_groups for item in group["params"]]
+        if gradient_clip_algorithm == "value":
+            torch.nn.utils.clip_grad_value_(parameters, clip_value=clip_val)
+        else:
+            torch.nn.utils.clip_grad_norm_(parameters, clip_val)
+
+
+# What a module may read, and what is always the same in a search.
+_CONSTANTS = {
+    **dict.fromkeys(("predicting", "testing", "sanity_checking"), False),
+    **dict.fromkeys(("barebones", "fast_dev_run"), False),
+    **dict.fromkeys(("min_epochs", "progress_bar_callback", "log_dir"), None),
+    **dict.fromkeys(("world_size", "num_devices", "num_nodes"), 1),
+    **dict.fromkeys(("global_rank", "local_rank", "node_rank"), 0),
+    "is_global_zero": True,
+    "max_steps": -1,
+    "log_every_n_steps": 50,
+    "check_val_every_n_epoch": 1,
+    "precision_plugin": Clipping(),
+}
+
+
 class Trainer:
-    """A stand-in for Lightning's Trainer; ``hook(name, ...)`` calls a hook of the module."""
+    """A stand-in for Lightning's Trainer: the trial's position, and what a module reads.
+
+    It also has the attributes of its `Options`, and those in `_CONSTANTS`.
+    """
 
     def __init__(
-        self,
-        module: Any,
-        info: Info,
-        device: Any,
-        *,
-        accumulate: int,
-        clip_val: float | None,
-        clip_algorithm: str | None,
-        precision: str,
-        hook: Callable[..., Any],
+        self, module: Any, info: Info, device: Any, options: Options, hooks: Hooks
     ) -> None:
+        vars(self).update(_CONSTANTS, **vars(options), loggers=[], callbacks=[])
         self.lightning_module = self.model = module
         self.current_epoch = self.global_step = 0
         self.batch_index = -1  # index of the last batch in its epoch
-        self.max_epochs, self.min_epochs, self.max_steps = info.epochs, None, -1
+        self.max_epochs = info.epochs
         self._steps = list(info.steps) or [info.steps_per_epoch] * info.epochs
         self.num_val_batches: list[float] = []
-        self.accumulate_grad_batches = accumulate
-        self.gradient_clip_val, self.gradient_clip_algorithm = clip_val, clip_algorithm
-        self.precision = precision
         self._noted: dict[str, Any] = {}
         self.read_logs: Callable[[], Iterable[tuple[str, Any]]] | None = None
-        self.training, self.validating, self.predicting = True, False, False
-        self.testing = self.sanity_checking = self.barebones = self.fast_dev_run = False
+        self.validating = False
         self.optimizers: list[Any] = []
         self.lr_scheduler_configs: list[Any] = []
-        self.strategy = Strategy(module, device, hook)
-        self.precision_plugin = Clipping()
+        self.strategy = Strategy(module, device, hooks)
         self.logger = import_part(module, "loggers.logger").DummyLogger()
-        self.loggers: list[Any] = []
-        self.callbacks: list[Any] = []
-        self.progress_bar_callback = self.log_dir = None
-        self.is_global_zero = True
-        self.world_size = self.num_devices = self.num_nodes = 1
-        self.global_rank = self.local_rank = self.node_rank = 0
-        self.log_every_n_steps, self.check_val_every_n_epoch = 50, 1
+
+    def set_optimizers(self, optimizers: Sequence[Any], schedules: Sequence[Any]) -> None:
+        """Note what ``configure_optimizers`` has returned; see `read_optimizers`."""
+        module = self.lightning_module
+        self.optimizers, self.lr_scheduler_configs = list(optimizers), list(schedules)
+        kind = import_part(module, "core.optimizer").LightningOptimizer
+        for optimizer in optimizers:
+            wrapped = kind(optimizer)
+            wrapped._strategy = self.strategy
+            if not module.automatic_optimization:
+                wrapped._on_after_step = self.count_step
+            self.strategy._lightning_optimizers.append(wrapped)
+
+    def count_step(self) -> None:
+        self.global_step += 1
+
+    @property
+    def training(self) -> bool:
+        return not self.validating
+
+    @property
+    def evaluating(self) -> bool:
+        return self.validating
 
     @property
     def num_training_batches(self) -> int:
@@ -87,8 +149,10 @@ class Trainer:
         return self.batch_index + 1 == self.num_training_batches
 
     @property
-    def evaluating(self) -> bool:
-        return self.validating
+    def gathers(self) -> bool:
+        """Whether the window of ``accumulate_grad_batches`` needs more batches."""
+        is_full = (self.batch_index + 1) % self.accumulate_grad_batches == 0
+        return not is_full and not self.is_last_batch
 
     @property
     def callback_metrics(self) -> dict[str, Any]:
@@ -124,17 +188,17 @@ class Trainer:
 class Strategy:
     """The object ``self.trainer.strategy``."""
 
-    def __init__(self, module: Any, device: Any, hook: Callable[..., Any]) -> None:
+    def __init__(self, module: Any, device: Any, hooks: Hooks) -> None:
         self.lightning_module = self.model = self._module = module
-        self._hook = hook
+        self._hooks = hooks
         self.root_device = device
         self.is_global_zero = True
         self._lightning_optimizers: list[Any] = []
 
     def backward(self, loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        self._hook("on_before_backward", loss)
+        self._hooks.call("on_before_backward", loss)
         self._module.backward(loss, *args, **kwargs)
-        self._hook("on_after_backward")
+        self._hooks.call("on_after_backward")
         return loss.detach()
 
     def optimizer_step(
@@ -145,9 +209,9 @@ class Strategy:
 
         def wrapped() -> Any:
             result = closure()
-            self._hook("on_before_optimizer_step", optimizer)
+            self._hooks.call("on_before_optimizer_step", optimizer)
             if module.automatic_optimization:
-                self._hook(
+                self._hooks.call(
                     "configure_gradient_clipping",
                     optimizer,
                     gradient_clip_val=trainer.gradient_clip_val,
@@ -160,34 +224,7 @@ class Strategy:
     def all_gather(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         return tensor
 
-    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        return tensor
+    reduce = all_gather
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing, because there are no other processes to wait for."""
-
-
-class Clipping:
-    """The object ``self.trainer.precision_plugin``."""
-
-    def clip_gradients(
-        self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: str = "norm"
-    ) -> None:
-        if clip_val <= 0:
-            return
-        parameters = [item for group in optimizer.param_groups for item in group["params"]]
-        if gradient_clip_algorithm == "value":
-            torch.nn.utils.clip_grad_value_(parameters, clip_value=clip_val)
-        else:
-            torch.nn.utils.clip_grad_norm_(parameters, clip_val)
-
-
-def import_part(module: Any, name: str) -> Any:
-    """Import a part of the package that defines a module's LightningModule."""
-    kinds = (kind.__module__ for kind in type(module).__mro__)
-    base = next(kind for kind in kinds if kind in LIGHTNING)
-    return importlib.import_module(f"{base.removesuffix('.core.module')}.{name}")
-
-
-LIGHTNING = ("lightning.pytorch.core.module", "pytorch_lightning.core.module")
-"""The Python modules that define LightningModule."""
