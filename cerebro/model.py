@@ -434,6 +434,13 @@ class Means:
         return total / weights if weights else math.nan
 
 
+class Unchecked:
+    """An object that loses nothing in a hop: the state has its values, or it has none.
+
+    The checks of a hop do not look into it.
+    """
+
+
 class BaseModel:
     """Evaluation and prediction over all rows; a subclass has `_measure` and `predict_batch`."""
 

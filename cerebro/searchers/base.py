@@ -9,12 +9,14 @@ from __future__ import annotations
 import enum
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from cerebro.arguments import check_whole_number
 from cerebro.errors import InputError
+from cerebro.model import Info
 from cerebro.space import Space, json_value
 
 
@@ -138,6 +140,14 @@ class Searcher(ABC):
     is_recorded: bool = True
     total: int | None = None
     pinned: Collection[tuple[int, int]] = ()
+
+    def bind_run(self, folder: Path, make_info: Callable[[int, Mapping[str, Any]], Info]) -> None:
+        """Receive what a searcher needs that calls ``build`` itself; the default does nothing.
+
+        Called before :meth:`setup`, with the run's folder and a function that returns the `Info` of
+        a trial, given its number and the part of its configuration that is known.
+        """
+        return
 
     def setup(
         self,

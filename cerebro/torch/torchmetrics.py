@@ -58,6 +58,11 @@ def _has_batches(metric: Any) -> bool:
     return bool(metric.update_called)
 
 
+def last_value(metric: Any) -> Any:
+    """Return what a metric has computed for its last batch, or None."""
+    return metric._forward_cache
+
+
 def reset(value: Any) -> None:
     """Reset a metric or a collection, including what a wrapper's own ``reset`` leaves."""
     value.reset()

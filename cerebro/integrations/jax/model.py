@@ -130,8 +130,7 @@ class Model(BaseModel):
         variables: Any = None,
         seed: int | None = None,
     ) -> None:
-        functions = {"apply": apply, "loss": loss, "step": step}
-        for name, value in functions.items():
+        for name, value in {"apply": apply, "loss": loss, "step": step}.items():
             if value is not None and not callable(value):
                 raise InputError(f"{name} must be callable, not {value!r}")
         if apply is None and step is None:
@@ -144,20 +143,24 @@ class Model(BaseModel):
                 )
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer))):
             raise InputError(f"seed must be a whole number or None, not {seed!r}")
-        functions = named_functions("metrics", metrics)
+        self._apply, self._loss, self._step, self._optimizer = apply, loss, step, optimizer
+        self._metrics = named_functions("metrics", metrics)
         self._epoch_metrics = named_functions("epoch_metrics", epoch_metrics)
-        check_metrics(loss, step, functions, self._epoch_metrics)
-        self._inputs, self._target, self._step, self._seed = inputs, target, step, seed
-        self._parts = ProgramParts(
-            apply=apply,
-            step=step,
-            loss=loss,
-            metrics=tuple(functions.items()),
-            optimizer=optimizer,
-            inputs=freeze_columns("inputs", inputs),
-            target=freeze_columns("target", target),
-            has_variables=variables is not None,
-            keeps_outputs=bool(self._epoch_metrics),
+        check_metrics(loss, step, self._metrics, self._epoch_metrics)
+        self._inputs, self._target, self._seed = inputs, target, seed
+        self._has_variables = variables is not None
+        self._program = program_of(
+            ProgramParts(
+                apply=apply,
+                step=step,
+                loss=loss,
+                metrics=tuple(self._metrics.items()),
+                optimizer=optimizer,
+                inputs=freeze_columns("inputs", inputs),
+                target=freeze_columns("target", target),
+                has_variables=self._has_variables,
+                keeps_outputs=bool(self._epoch_metrics),
+            )
         )
         self._device = _find_device()
         self._key = self._make_key(0 if seed is None else seed)
@@ -167,7 +170,6 @@ class Model(BaseModel):
         variables = states.copy_tree("variables", variables, self._device)
         steps = jax.device_put(np.uint32(0), self._device)
         self._carry = Carry((params, state, variables, steps))
-        self._program = program_of(self._parts)
 
     @property
     def columns_read(self) -> list[str] | None:  # type: ignore[override]
@@ -218,7 +220,7 @@ class Model(BaseModel):
 
     def predict_batch(self, batch: Batch) -> Any:
         """Return the outputs for a batch, as `apply` gives them with ``train=False``."""
-        if self._parts.apply is None:
+        if self._apply is None:
             raise InputError("there are no outputs to predict with: give apply as well as step")
         return self._program.predict(*self._get_current(), self._place_batch(batch))
 
@@ -244,7 +246,7 @@ class Model(BaseModel):
             "step": states.to_host(steps),
             "key": states.to_host(self._key),
         }
-        if self._parts.has_variables:
+        if self._has_variables:
             state["variables"] = states.to_state(variables)
         return state
 
@@ -263,7 +265,7 @@ class Model(BaseModel):
             changed.
         """
         expected = {"params", "optimizer", "step", "key"}
-        if self._parts.has_variables:
+        if self._has_variables:
             expected.add("variables")
         for name in sorted(expected ^ state.keys()):
             raise StateError(
@@ -301,7 +303,7 @@ class Model(BaseModel):
 
     def __repr__(self) -> str:
         count = sum(leaf.size for leaf in jax.tree.leaves(self._carry.tree[0]))
-        function = self._step or self._parts.apply
+        function = self._step or self._apply
         name = getattr(function, "__qualname__", type(function).__name__)
         return f"cerebro.jax.Model({name}, {count:,} parameters)"
 

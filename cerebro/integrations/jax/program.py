@@ -20,6 +20,7 @@ from cerebro.integrations.jax.state import copy_tree, is_key, name_leaves
 from cerebro.model import (
     Batch,
     Columns,
+    Unchecked,
     check_batch,
     column_names,
     get_arguments,
@@ -77,7 +78,7 @@ def _find_extra_arguments(function: Callable[..., Any] | None, filled: int) -> f
     return frozenset(names & {"train", "key", "variables"})
 
 
-class Carry:
+class Carry(Unchecked):
     """The values that training replaces: (parameters, optimizer's state, variables, steps).
 
     A training step consumes the arrays of the carry, except those marked by `lend`.
@@ -97,7 +98,7 @@ class Carry:
         return copy_tree("the model", self.tree, device) if self._is_lent else self.tree
 
 
-class Program:
+class Program(Unchecked):
     """The compiled steps of models with the same parts.
 
     ``train(tree, key, batch)`` consumes the tree of a `Carry`, and returns the new one and the

@@ -15,7 +15,7 @@ import torch
 
 from cerebro.errors import InputError
 from cerebro.integrations.lightning.trainer import Hooks, Trainer
-from cerebro.torch.torchmetrics import Metrics, extract_numbers, is_metric
+from cerebro.torch.torchmetrics import Metrics, extract_numbers, is_metric, last_value
 
 _START = {"mean": 0.0, "sum": 0.0, "min": float("inf"), "max": float("-inf")}
 
@@ -97,7 +97,7 @@ class Logs:
                 f"self.log({item.name!r}, ...) has a {type(value).__name__} that is not a part of "
                 "the module: make it an attribute"
             )
-        item.metric, item.last = value, value._forward_cache
+        item.metric, item.last = value, last_value(value)
 
     def list_step_values(self) -> Iterator[tuple[str, Any]]:
         """Yield the values of the last step by the names that Lightning gives them."""

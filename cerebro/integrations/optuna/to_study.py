@@ -9,10 +9,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from cerebro.errors import InputError
-from cerebro.results.saved_run import SavedRun
-from cerebro.results.trial import Trial
-from cerebro.run.records import ENDED
-from cerebro.searchers.optuna_terms import (
+from cerebro.integrations.optuna.terms import (
     ATTRIBUTE,
     Parameters,
     contains,
@@ -21,6 +18,7 @@ from cerebro.searchers.optuna_terms import (
     quiet,
     storage_errors,
 )
+from cerebro.run.records import ENDED
 from cerebro.searchers.stopping import EarlyStopping
 from cerebro.space import Normal, Space, path_name
 
@@ -28,13 +26,15 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial
 
+    from cerebro.results.result import Result
+    from cerebro.results.trial import Trial
+
 Path = tuple[str, ...]
 
 
-def to_study(
-    saved: SavedRun, trials: Sequence[Trial], *, storage: Any = None, study_name: str | None = None
-) -> Study:
-    """Return a run's trials as a study; see `cerebro.Result.to_study`."""
+def to_study(result: Result, *, storage: Any = None, study_name: str | None = None) -> Study:
+    """Return a run as a study; see `cerebro.Result.to_study`."""
+    saved, trials = result.saved, result.trials
     optuna = import_optuna("Result.to_study()")
     name = study_name or saved.folder.name
     with quiet(optuna), storage_errors(optuna, storage, name):
@@ -57,7 +57,7 @@ def to_study(
     return study
 
 
-def _fill_study(optuna: Any, study: Study, saved: SavedRun, trials: Sequence[Trial]) -> None:
+def _fill_study(optuna: Any, study: Study, saved: Any, trials: Sequence[Trial]) -> None:
     study.set_metric_names([saved.metric])
     study.set_user_attr(ATTRIBUTE, {"run": str(saved.folder), "seed": saved.settings["seed"]})
     times = Times(saved)
@@ -68,7 +68,7 @@ def _fill_study(optuna: Any, study: Study, saved: SavedRun, trials: Sequence[Tri
 
 
 def _freeze_trial(
-    optuna: Any, saved: SavedRun, trial: Trial, parameters: RunParameters, times: Times
+    optuna: Any, saved: Any, trial: Trial, parameters: RunParameters, times: Times
 ) -> FrozenTrial:
     params, kinds = parameters.of_config(trial.config)
     reported = {
@@ -87,7 +87,7 @@ def _freeze_trial(
     return frozen
 
 
-def _find_outcome(optuna: Any, saved: SavedRun, trial: Trial) -> tuple[Any, float | None]:
+def _find_outcome(optuna: Any, saved: Any, trial: Trial) -> tuple[Any, float | None]:
     """Return a trial's Optuna state and value; a trial that a stopping rule ended is complete."""
     states = optuna.trial.TrialState
     value = trial.metrics.get(saved.metric, math.nan)
@@ -100,7 +100,7 @@ def _find_outcome(optuna: Any, saved: SavedRun, trial: Trial) -> tuple[Any, floa
     return states.PRUNED, value
 
 
-def _collect_attributes(saved: SavedRun, trial: Trial, params: Mapping[str, Any]) -> dict[str, Any]:
+def _collect_attributes(saved: Any, trial: Trial, params: Mapping[str, Any]) -> dict[str, Any]:
     facts = {
         "run": str(saved.folder),
         "trial": trial.number,
@@ -118,7 +118,7 @@ def _collect_attributes(saved: SavedRun, trial: Trial, params: Mapping[str, Any]
 
 
 class Times:
-    def __init__(self, saved: SavedRun) -> None:
+    def __init__(self, saved: Any) -> None:
         self._begun = datetime.fromtimestamp(float(saved.meta["started"]))
         self._spans = saved.spans()
 
@@ -138,7 +138,7 @@ class RunParameters:
     values. Constants are not parameters.
     """
 
-    def __init__(self, optuna: Any, saved: SavedRun, trials: Sequence[Trial]) -> None:
+    def __init__(self, optuna: Any, saved: Any, trials: Sequence[Trial]) -> None:
         space = Space.from_json(saved.meta["space"])
         self._known = Parameters(optuna, space, left_out=(Normal,))
         self._of_space = set(space.paths)

@@ -1,4 +1,4 @@
-"""Check which parts of Ray Tune `cerebro.ray.fit` supports; define trials as schedulers see them.
+"""Check which schedulers and search algorithms of Ray Tune `cerebro.ray.fit` supports.
 
 A scheduler or a search algorithm may use any part of Tune's controller. So only those whose
 requirements are known are supported.
@@ -7,7 +7,7 @@ requirements are known are supported.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from cerebro.errors import InputError
@@ -123,54 +123,3 @@ def check_searcher(searcher: Any) -> Any:
 
 def _suggest_alternative(name: str) -> str:
     return _REFUSED.get(name, "which parts of Tune it needs is not known; " + _THROUGH_TUNER)
-
-
-class TuneTrial:
-    """A trial as a scheduler sees it: its name, its status and its last result."""
-
-    PENDING = "PENDING"
-    RUNNING = "RUNNING"
-    PAUSED = "PAUSED"
-    TERMINATED = "TERMINATED"
-    ERROR = "ERROR"
-
-    is_saving = False
-
-    def __init__(self, trial_id: str, config: dict[str, Any]) -> None:
-        self.trial_id = trial_id
-        self.config = config
-        self.evaluated_params = dict(config)
-        self.status = TuneTrial.PENDING
-        self.last_result: dict[str, Any] = {}
-        self.number: int | None = None
-        """Cerebro's number of the trial, once the trial has begun."""
-
-    def is_finished(self) -> bool:
-        return self.status in (TuneTrial.TERMINATED, TuneTrial.ERROR)
-
-    def __repr__(self) -> str:
-        return f"trial_{self.trial_id}"
-
-
-class Controller:
-    """The part of Tune's controller that schedulers use.
-
-    `stop` ends a trial that is paused or has not started.
-    """
-
-    def __init__(self, stop: Callable[[TuneTrial], None]) -> None:
-        self.trials: list[TuneTrial] = []
-        self._stop = stop
-
-    def get_trials(self) -> list[TuneTrial]:
-        """Return all trials except forgotten ones, in order of creation."""
-        return self.trials
-
-    def get_live_trials(self) -> list[TuneTrial]:
-        return [trial for trial in self.trials if not trial.is_finished()]
-
-    def stop_trial(self, trial: TuneTrial) -> None:
-        self._stop(trial)
-
-    def forget_ended(self) -> None:
-        self.trials = self.get_live_trials()

@@ -14,9 +14,14 @@ from typing import Any
 from cerebro.api.search import search
 from cerebro.errors import InputError, text_of
 from cerebro.executors.local import LocalExecutor
+from cerebro.integrations.ray_tune.requests import (
+    Checkpoint,
+    RequestedTrials,
+    TrainedEpoch,
+    WakingExecutor,
+)
 from cerebro.machine.devices import CPU, Found, assign_devices, lookup
 from cerebro.model import Info
-from cerebro.ray.tune.requests import Checkpoint, RequestedTrials, TrainedEpoch, WakingExecutor
 from cerebro.run.owner import owner_of
 from cerebro.run.recipe import WrappedBuild, call_build
 from cerebro.run.records import EpochRecord

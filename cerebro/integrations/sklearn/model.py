@@ -22,8 +22,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 
 from cerebro.errors import InputError, StateError
-from cerebro.model import BaseModel, Batch, Words, check_batch
-from cerebro.sklearn.steps import (
+from cerebro.integrations.sklearn.steps import (
     KEPT_IN_VAIN,
     kind_of,
     learn,
@@ -31,6 +30,7 @@ from cerebro.sklearn.steps import (
     string_objects,
     takes_weights,
 )
+from cerebro.model import BaseModel, Batch, Words, check_batch
 
 # Fitted attributes that no later training or prediction reads.
 _SKIPPED = {

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cerebro.arguments import check_whole_number
+from cerebro.integrations.optuna.terms import Parameters, import_optuna, quiet
 from cerebro.machine.flags import compute_settings
 from cerebro.searchers.base import (
     DONE,
@@ -23,7 +24,6 @@ from cerebro.searchers.base import (
     encode_value,
     require_end,
 )
-from cerebro.searchers.optuna_terms import Parameters, import_optuna, quiet
 from cerebro.space import Node
 
 if TYPE_CHECKING:

@@ -35,17 +35,17 @@ from sklearn.utils.validation import (
 
 from cerebro._core import trial_seed
 from cerebro.api.search import search
-from cerebro.arguments import SEARCH_CV, explain_keywords
+from cerebro.arguments import SEARCH, Words, explain_keywords
 from cerebro.data import Dataset, shard
 from cerebro.data.number_cells import is_number, not_a_number_error
 from cerebro.data.validation import KFold
 from cerebro.errors import InputError
+from cerebro.integrations.sklearn.choices import Originals, as_choices, restore_choices
+from cerebro.integrations.sklearn.model import Model
+from cerebro.integrations.sklearn.steps import kind_of, learn, steps_of, takes_weights
 from cerebro.machine import generators
 from cerebro.machine.guard import refuse
 from cerebro.searchers import RandomSearch
-from cerebro.sklearn.choices import Originals, as_choices, restore_choices
-from cerebro.sklearn.model import Model
-from cerebro.sklearn.steps import kind_of, learn, steps_of, takes_weights
 from cerebro.space import Space
 from cerebro.space.dimensions import Choice, Constant, path_name
 from cerebro.worker.models import batch_size_of
@@ -58,6 +58,50 @@ MAX_SHARDS = 8
 SCORE = "score"
 MAX_TRIED = 64
 """How many configurations are drawn to find one that learns by batch."""
+
+WORDS: Words = {
+    **{
+        key: word
+        for key, word in SEARCH.items()
+        if word in ("workers", "progress", "n_trials", "run")
+    },
+    "n_candidates": "n_trials",
+    **dict.fromkeys(("seed", "random_seed"), "random_state"),
+    **dict.fromkeys(
+        (
+            "param_grid",
+            "param_distributions",
+            "search_spaces",
+            "search_space",
+            "params",
+            "parameters",
+            "grid",
+            "param_space",
+        ),
+        "space",
+    ),
+    **dict.fromkeys(("max_epochs", "num_epochs", "n_epochs", "max_iter", "max_iters"), "epochs"),
+    **dict.fromkeys(("folds", "n_splits", "kfold", "validation", "validation_split"), "cv"),
+    **dict.fromkeys(("metric", "score", "scorer", "metrics"), "scoring"),
+    **dict.fromkeys(("model", "build", "clf", "pipeline"), "estimator"),
+    **dict.fromkeys(
+        ("sampler", "search_optimization", "algorithm", "method", "strategy"), "searcher"
+    ),
+    **dict.fromkeys(("early_stopping", "patience"), "stop"),
+    "error_score": "leave it out: the score of a configuration that fails is NaN",
+    "return_train_score": "leave it out: scores are of validation rows only; with run=, result_ "
+    "has the losses in training",
+    "pre_dispatch": "leave it out: workers take units as they are free",
+    **dict.fromkeys(
+        ("factor", "resource", "min_resources", "max_resources", "aggressive_elimination"),
+        "give searcher=cerebro.SuccessiveHalving(...), whose resource is epochs",
+    ),
+    **dict.fromkeys(
+        ("devices", "device", "gpus", "accelerator", "use_gpu"),
+        "leave it out: scikit-learn's estimators train on the CPU",
+    ),
+    **dict.fromkeys(("X", "y", "groups", "fit_params", "sample_weight", "data"), "fit() takes it"),
+}
 
 
 class ScoredModel(Model):
@@ -267,7 +311,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     The scores are those of the epoch with the best mean score.
     """
 
-    @explain_keywords(SEARCH_CV, name="SearchCV")
+    @explain_keywords(WORDS, name="SearchCV")
     def __init__(
         self,
         estimator: Any,

@@ -19,11 +19,11 @@ from typing import Any
 
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.executors.received import unpickle
+from cerebro.integrations.ray_tune.requests import Checkpoint, EpochRequest, TrainedEpoch
+from cerebro.integrations.ray_tune.session import Session, Work
 from cerebro.machine.guard import refuse
 from cerebro.machine.libraries import apply_settings
 from cerebro.machine.resources import available_memory
-from cerebro.ray.tune.requests import Checkpoint, EpochRequest, TrainedEpoch
-from cerebro.ray.tune.session import Session, Work
 
 IDLE_SECONDS = 10.0
 PROXY_BYTES = 120 << 20

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from cerebro.api.search import search
-from cerebro.arguments import FIT, check_whole_number, explain_keywords
+from cerebro.arguments import SEARCH, Words, check_whole_number, explain_keywords
 from cerebro.errors import InputError
+from cerebro.integrations.ray_tune.names import check_scheduler, check_searcher, import_tune
 from cerebro.machine.guard import refuse
-from cerebro.ray.tune.names import check_scheduler, check_searcher, import_tune
 from cerebro.space import Space
 
 if TYPE_CHECKING:
@@ -18,8 +18,29 @@ if TYPE_CHECKING:
 
 DEFAULT_WIDTH = 8
 
+_OWN = ("param_space", "scheduler", "num_samples")  # elsewhere other libraries' keywords
 
-@explain_keywords(FIT, search, name="cerebro.ray.fit")
+WORDS: Words = {
+    **{key: word for key, word in SEARCH.items() if key not in _OWN},
+    **dict.fromkeys(("space", "config", "params", "search_space"), "param_space"),
+    **dict.fromkeys(("search_alg", "search_algorithm", "sampler", "algorithm"), "searcher"),
+    **{
+        key: "num_samples" for key, word in SEARCH.items() if word == "n_trials" and key not in _OWN
+    },
+    "pruner": "scheduler",
+    **dict.fromkeys(("trainable", "model", "train_fn", "run_or_experiment"), "build"),
+    **dict.fromkeys(
+        ("tune_config", "run_config"),
+        "give its fields as keywords, such as metric=, num_samples= and run=",
+    ),
+    **dict.fromkeys(
+        ("resources_per_trial", "max_failures"),
+        "leave it out: workers= and threads= set the resources",
+    ),
+}
+
+
+@explain_keywords(WORDS, search, name="cerebro.ray.fit")
 def fit(
     build: Callable[..., Any],
     data: Any,
@@ -90,7 +111,7 @@ def fit(
     """
     refuse("cerebro.ray.fit")
     import_tune("cerebro.ray.fit")
-    from cerebro.ray.tune.searcher import TuneSearcher
+    from cerebro.integrations.ray_tune.searcher import TuneSearcher
 
     if not isinstance(param_space, Mapping):
         raise InputError(f"param_space must be a dictionary as for tune.Tuner, not {param_space!r}")

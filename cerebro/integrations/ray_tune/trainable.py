@@ -26,14 +26,14 @@ from cerebro.arguments import check_whole_number
 from cerebro.data.validation import check_rows, make_validation
 from cerebro.errors import InputError, RunError
 from cerebro.executors.local import pickle_context
+from cerebro.integrations.ray_tune.engine import PROXY_BYTES, Spec, get_engine
+from cerebro.integrations.ray_tune.session import Work
 from cerebro.machine.devices import CPU, are_gpus, name_devices
 from cerebro.machine.environment import THREAD_VARIABLES, VARIABLES, read_variables
 from cerebro.machine.files import path_of
 from cerebro.machine.libraries import present_settings
 from cerebro.machine.resources import usable_cores
 from cerebro.ray.cluster.executor import Executor
-from cerebro.ray.tune.engine import PROXY_BYTES, Spec, get_engine
-from cerebro.ray.tune.session import Work
 from cerebro.run.recipe import check_build
 from cerebro.run.settings import MAX_THREADS
 from cerebro.space import json_value

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +21,6 @@ from cerebro.executors.base import Executor, Wake
 from cerebro.machine.wake_pipe import WakePipe
 from cerebro.run.records import ENDED
 from cerebro.searchers.base import Decision, Searcher, Suggested, Suggestion
-from cerebro.space import Space
-from cerebro.worker.messages import News
 
 
 @dataclass(frozen=True)
@@ -62,10 +60,30 @@ class EpochRequest:
 
 @dataclass(frozen=True)
 class TrainedEpoch:
-    """A trained epoch."""
-
     point: Checkpoint
     metrics: dict[str, float]
+
+
+@dataclass
+class RequestedTrial:
+    """A trial of the run, and the requests that wait for it."""
+
+    done: int = 0
+    """Its epochs, including those of a clone's parents."""
+    end: str | None = None
+    """Why it cannot continue."""
+    is_finished: bool = False
+    """Whether it has ended because all its epochs are done."""
+    last: TrainedEpoch | None = None
+    waiting: list[EpochRequest] = field(default_factory=list)
+
+    @property
+    def has_failed(self) -> bool:
+        return self.end is not None and not self.is_finished
+
+    def take_waiting(self) -> list[EpochRequest]:
+        waiting, self.waiting = self.waiting, []
+        return waiting
 
 
 class RequestedTrials(Searcher):
@@ -86,14 +104,10 @@ class RequestedTrials(Searcher):
         self._width = width
         self._changed = threading.Condition()
         self._requests: deque[EpochRequest] = deque()
-        self._waiting: dict[int, list[EpochRequest]] = defaultdict(list)  # by trial
+        self._trials: dict[int, RequestedTrial] = defaultdict(RequestedTrial)
         self._keys: dict[str, int] = {}  # by identity: the trial's number
         self._count = 0
-        self._epochs_done: dict[int, int] = {}  # by trial: epochs, including parents'
         self._running: set[int] = set()  # trials that are training
-        self._end_reasons: dict[int, str] = {}  # by trial: why it cannot continue
-        self._finished: set[int] = set()  # trials that have trained all their epochs
-        self._last: dict[int, TrainedEpoch] = {}
         self._to_shelve: set[int] = set()
         self._has_begun = False
         self._closing: str | None = None
@@ -128,17 +142,15 @@ class RequestedTrials(Searcher):
             if self._closing is None:
                 self._closing = why
             self._changed.notify_all()
-            waiting = [*self._requests, *(r for some in self._waiting.values() for r in some)]
+            waiting = [*self._requests]
+            for trial in self._trials.values():
+                waiting += trial.take_waiting()
             self._requests.clear()
-            self._waiting.clear()
             self.wake_pipe.wake()
         for request in waiting:
             request.answer.set_exception(RunError(why))
 
     # --- the searcher ----------------------------------------------------
-
-    def setup(self, space: Space, **_: Any) -> None:
-        pass  # the trials come from requests
 
     def suggest(self) -> Suggested:
         """Return the next request as a suggestion; None until `wake_pipe` signals one.
@@ -163,19 +175,19 @@ class RequestedTrials(Searcher):
         number = self._find_trial(request)
         if number is None:
             return self._begin_trial(request)
-        done = self._epochs_done[number]
-        if done >= request.target:
+        trial = self._trials[number]
+        if trial.done >= request.target:
             request.answer.set_result(number)
         elif number in self._running:
-            self._waiting[number].append(request)
-        elif number in self._end_reasons:
-            request.answer.set_exception(RunError(self._end_reasons[number]))
-        elif request.target > done + 1:
+            trial.waiting.append(request)
+        elif trial.end is not None:
+            request.answer.set_exception(RunError(trial.end))
+        elif request.target > trial.done + 1:
             request.answer.set_exception(
-                RunError(f"trial {number} has done {done} epochs, not {request.target - 1}")
+                RunError(f"trial {number} has done {trial.done} epochs, not {request.target - 1}")
             )
         else:
-            self._waiting[number].append(request)
+            trial.waiting.append(request)
             self._running.add(number)
             self._to_shelve.discard(number)
             return Suggestion({}, request.target, trial=number)
@@ -185,9 +197,8 @@ class RequestedTrials(Searcher):
         begin = request.begin
         number = self._keys[request.identity] = self._count
         self._count += 1
-        self._epochs_done[number] = request.target - 1
+        self._trials[number] = RequestedTrial(request.target - 1, waiting=[request])
         self._running.add(number)
-        self._waiting[number].append(request)
         if begin is None:
             return Suggestion(dict(request.config), request.target)
         return Suggestion(
@@ -196,41 +207,37 @@ class RequestedTrials(Searcher):
 
     def _find_trial(self, request: EpochRequest) -> int | None:
         """Return the requested trial's number; None if it is new, or failed and starts again."""
-        if request.trial is not None and (
-            request.begin is None or not self._has_failed(request.trial)
-        ):
-            return request.trial
+        number = request.trial
+        if number is not None and (request.begin is None or not self._trials[number].has_failed):
+            return number
         number = self._keys.get(request.identity)
-        return None if number is None or self._has_failed(number) else number
-
-    def _has_failed(self, number: int) -> bool:
-        return number in self._end_reasons and number not in self._finished
+        return None if number is None or self._trials[number].has_failed else number
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
         """Pause the trial until its next epoch is requested."""
         with self._changed:
             self._running.discard(trial)
-            last = self._last.get(trial)
+            this = self._trials[trial]
+            last = this.last
             if last is None or last.point.epoch != epoch:
                 return Decision.STOP  # it has failed: `on_trial_end` receives the reason
-            self._epochs_done[trial] = epoch + 1
-            waiting = self._waiting.pop(trial, [])
-            self._requests.extend(r for r in waiting if r.target > epoch + 1)
-            over = self._epochs is not None and epoch + 1 >= self._epochs
-            if over:
-                self._finished.add(trial)
-                self._end_reasons[trial] = f"trial {trial} has done its {self._epochs} epochs"
+            this.done = epoch + 1
+            waiting = this.take_waiting()
+            self._requests.extend(r for r in waiting if r.target > this.done)
+            this.is_finished = self._epochs is not None and this.done >= self._epochs
+            if this.is_finished:
+                this.end = f"trial {trial} has done its {self._epochs} epochs"
         for request in waiting:
-            if request.target <= epoch + 1:
+            if request.target <= this.done:
                 request.answer.set_result(last)
-        return Decision.CONTINUE if over else Decision.PAUSE
+        return Decision.CONTINUE if this.is_finished else Decision.PAUSE
 
     def shelved(self) -> list[int]:
         """Return the paused trials without a proxy, each only once."""
         with self._changed:
-            trials = sorted(self._to_shelve - self._running - self._end_reasons.keys())
+            left = self._to_shelve - self._running
             self._to_shelve.clear()
-            return trials
+            return sorted(number for number in left if self._trials[number].end is None)
 
     def state_dict(self) -> dict[str, Any]:
         with self._changed:
@@ -255,20 +262,19 @@ class RequestedTrials(Searcher):
             self._has_begun = True
             self._count = max(self._count, len(run.trials))  # the first may be suggested already
             for trial in run.trials:
-                number = trial.number
-                self._epochs_done[number] = trial.epoch
+                this = self._trials[trial.number]
+                this.done = trial.epoch
                 if trial.status in ENDED:
-                    self._end_reasons[number] = _explain_end(trial)
-                    if trial.status == "finished":
-                        self._finished.add(number)
+                    this.end = _explain_end(trial)
+                    this.is_finished = trial.status == "finished"
                 elif trial.status != "paused":
-                    self._running.add(number)
+                    self._running.add(trial.number)
 
     def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
         newest = trial.history[-1]
         point = Checkpoint(trial.number, newest["epoch"], newest["state_hash"])
         with self._changed:
-            self._last[trial.number] = TrainedEpoch(point, dict(metrics))
+            self._trials[trial.number].last = TrainedEpoch(point, dict(metrics))
 
     def on_trial_end(self, trial: Any) -> None:
         """Fail the requests that wait for an ended trial."""
@@ -276,8 +282,9 @@ class RequestedTrials(Searcher):
             return
         with self._changed:
             self._running.discard(trial.number)
-            why = self._end_reasons[trial.number] = _explain_end(trial)
-            waiting = self._waiting.pop(trial.number, [])
+            this = self._trials[trial.number]
+            this.end = why = _explain_end(trial)
+            waiting = this.take_waiting()
         for request in waiting:
             request.answer.set_exception(RunError(why))
 
@@ -293,7 +300,7 @@ class WakingExecutor:
         self._executor = executor
         self._wake_pipe = wake_pipe
 
-    def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
+    def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Any:
         return self._executor.wait(timeout, wake=wake or self._wake_pipe)
 
     def __getattr__(self, name: str) -> Any:
