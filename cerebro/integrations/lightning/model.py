@@ -376,7 +376,7 @@ class LightningModel(BaseModel):
             raise InputError("name the columns of forward: from_lightning(..., forward='x')")
         return self._form.forward
 
-    _inputs = inputs  # type: ignore[assignment]
+    _inputs = inputs
 
     def _prepare_batch(self, batch: Batch) -> Any:
         """Return a batch as the steps receive it, after the hooks of its transfer."""
