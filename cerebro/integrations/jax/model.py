@@ -143,6 +143,7 @@ class Model(BaseModel):
                 )
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer))):
             raise InputError(f"seed must be a whole number or None, not {seed!r}")
+        # The checks of a hop look for state in the user's functions here.
         self._apply, self._loss, self._step, self._optimizer = apply, loss, step, optimizer
         self._metrics = named_functions("metrics", metrics)
         self._epoch_metrics = named_functions("epoch_metrics", epoch_metrics)

@@ -6,8 +6,8 @@ with the same function and optimizer objects share programs, compiled once per b
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -220,20 +220,16 @@ class Program(Unchecked):
         return values
 
 
-_programs: OrderedDict[ProgramParts, Program] = OrderedDict()
+_program_of = functools.lru_cache(MAX_PROGRAMS)(Program)
 
 
 def program_of(parts: ProgramParts) -> Program:
     """Return the program of these parts; reuse an existing program if possible."""
     try:
-        program = _programs.pop(parts, None)
-    except TypeError:  # not hashable: cannot be looked up again
+        hash(parts)
+    except TypeError:  # cannot be looked up again
         return Program(parts)
-    program = program or Program(parts)
-    _programs[parts] = program
-    if len(_programs) > MAX_PROGRAMS:
-        _programs.popitem(last=False)
-    return program
+    return _program_of(parts)
 
 
 def _choose_arguments(

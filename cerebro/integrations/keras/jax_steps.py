@@ -6,16 +6,11 @@ tuple, as in `fit`. The values are assigned to Keras' variables at the end of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
-
-from cerebro.integrations.keras.variables import variables_of
 
 
 class JaxSteps:
@@ -35,84 +30,61 @@ class JaxSteps:
     def train(self, data: Any) -> Any:
         """Train on a batch in the form of `fit`; return Keras' logs."""
         if self._carry is None:
-            self._carry = tuple(
-                [variable.value for variable in variables] for variables in self._variables()
-            )
+            self._carry = _read_values(self._trained())
         logs, self._carry = self._train(self._carry, data)
         return logs
 
     def measure(self, data: Any) -> Any:
         """Add a batch to the metrics in evaluation mode; return Keras' logs."""
         if self._measured is None:
-            self._measured = tuple(
-                [variable.value for variable in variables] for variables in self._read_only()
-            )
+            self._measured = _read_values(self._evaluated())
         logs, self._measured = self._test(self._measured, data)
         return logs
 
     def predict(self, data: Any) -> Any:
         self.sync()
-        net = self._net
-        values = [
-            [variable.value for variable in variables]
-            for variables in (net.trainable_variables, net.non_trainable_variables)
-        ]
-        return self._predict(tuple(values), data)[0]
+        return self._predict(_read_values(self._evaluated()[:2]), data)[0]
 
     def sync(self) -> None:
         """Assign the current values to Keras' variables."""
         carry, self._carry = self._carry, None
         measured, self._measured = self._measured, None
-        for values, owners in ((carry, self._variables), (measured, self._read_only)):
+        for values, list_variables in ((carry, self._trained), (measured, self._evaluated)):
             if values is not None:
-                for variables, arrays in zip(owners(), values, strict=True):
+                for variables, arrays in zip(list_variables(), values, strict=True):
                     for variable, array in zip(variables, arrays, strict=True):
                         variable.assign(array)
-
-    @contextmanager
-    def restore_afterwards(self, others: list[Any]) -> Iterator[None]:
-        """Restore at the end what evaluation changes: statistics, generators, metrics, `others`."""
-        self.sync()
-        variables = [
-            *self._net.non_trainable_variables,
-            *variables_of(self._net, "metrics"),
-            *others,
-        ]
-        before = [variable.value for variable in variables]
-        try:
-            yield
-        finally:
-            self._measured = None
-            for variable, value in zip(variables, before, strict=True):
-                variable.assign(value)
 
     def value(self, variable: Any) -> Any:
         """Return a variable's value as a NumPy array; host memory is not copied."""
         return np.asarray(variable.value)
 
-    def place_arrays(self, tree: Any) -> Any:
-        """Return arrays on the network's device; return those already there unchanged."""
-        device = self._device
+    def copy(self, variable: Any) -> Any:
+        """Return a variable's value, which no step changes."""
+        return variable.value
 
-        def put(array: Any) -> Any:
-            there = isinstance(array, jax.Array) and array.committed
-            return array if there and device.platform == "cpu" else jax.device_put(array, device)
-
-        return keras.tree.map_structure(lambda leaf: None if leaf is None else put(leaf), tree)
+    def place(self, array: Any) -> Any:
+        """Return an array on the network's device; return it unchanged if it is there already."""
+        there = isinstance(array, jax.Array) and array.committed
+        if there and self._device.platform == "cpu":
+            return array
+        return jax.device_put(array, self._device)
 
     def device(self) -> str | None:
         """JAX chooses the device."""
         return None
 
-    def _variables(self) -> tuple[list[Any], ...]:
+    def _trained(self) -> tuple[list[Any], ...]:
+        """Return the variables that Keras' ``train_step`` changes, in the order of its state."""
         net = self._net
-        return (
-            net.trainable_variables,
-            net.non_trainable_variables,
-            net.optimizer.variables,
-            net.metrics_variables,
-        )
+        variables = (net.trainable_variables, net.non_trainable_variables)
+        return *variables, net.optimizer.variables, net.metrics_variables
 
-    def _read_only(self) -> tuple[list[Any], ...]:
+    def _evaluated(self) -> tuple[list[Any], ...]:
+        """Return the variables of ``test_step``; those of ``predict_step`` are the first two."""
         net = self._net
         return net.trainable_variables, net.non_trainable_variables, net.metrics_variables
+
+
+def _read_values(owners: tuple[list[Any], ...]) -> tuple[list[Any], ...]:
+    return tuple([variable.value for variable in variables] for variables in owners)

@@ -35,8 +35,6 @@ from cerebro.model import (
     make_getter,
 )
 
-BACKENDS = ("torch", "jax")
-
 
 class Model(BaseModel):
     """A compiled Keras model.
@@ -106,9 +104,14 @@ class Model(BaseModel):
         weight: str | None = None,
         class_weight: Mapping[int, float] | None = None,
     ) -> None:
-        self.framework = _backend()
-        self.loads_in_place = self.framework == "torch"
+        backend = str(keras.backend.backend())
+        if backend not in ("torch", "jax"):
+            raise InputError(
+                f"Keras runs on {backend}, but cerebro.keras needs PyTorch or JAX: set "
+                "KERAS_BACKEND=torch or KERAS_BACKEND=jax in the environment"
+            )
         _check_net(net)
+        self.framework, self.loads_in_place = backend, backend == "torch"
         self.net = net
         self._inputs, self._target, self._weight = inputs, target, weight
         column_names("inputs", inputs)
@@ -116,7 +119,7 @@ class Model(BaseModel):
         self._class_weight = _check_weights(weight, class_weight, target)
         self._get_inputs = make_getter(inputs)
         self._get_target = None if target is None else make_getter(target)
-        self._steps = _steps_of(self.framework, net)
+        self._steps = _make_steps(backend, net)
         self._is_built = False
         self._logs: Any = None  # Keras' logs of the last training batch
         # Keras layers and functions without a seed share one generator of the process.
@@ -174,7 +177,7 @@ class Model(BaseModel):
         if not self._is_built:
             self._build(first)
         logs = None
-        with self._use_generator(), self._steps.restore_afterwards([self._shared.state]):
+        with self._evaluating():
             self.net.reset_metrics()
             for batch in chain([first], batches):
                 logs = self._steps.measure(self._arrange_batch(batch, training=False))
@@ -188,9 +191,25 @@ class Model(BaseModel):
     def predict_batch(self, batch: Batch) -> Any:
         """Return the model's outputs for a batch, in evaluation mode."""
         check_batch(batch, self._inputs, None)
-        data = _pack_columns(self._steps.place_arrays(self._get_inputs(batch)))
-        with self._use_generator(), self._steps.restore_afterwards([self._shared.state]):
+        data = _pack_columns(self._place(self._get_inputs(batch)))
+        with self._evaluating():
             return self._steps.predict(data)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Restore at the end what evaluation changes: statistics, random generators, metrics."""
+        self._steps.sync()
+        net = self.net
+        kept = [*net.non_trainable_variables, *state_of.buffers_of(net), *net.metrics_variables]
+        kept.append(self._shared.state)
+        before = [self._steps.copy(variable) for variable in kept]
+        try:
+            with self._use_generator():
+                yield
+        finally:
+            self._steps.sync()
+            for variable, value in zip(kept, before, strict=True):
+                variable.assign(value)
 
     def _read_metrics(self, logs: Any) -> dict[str, float]:
         """Return the metrics' results; as in `fit`, return `logs` instead if the names differ."""
@@ -207,14 +226,20 @@ class Model(BaseModel):
         Its keys are ``backend``, ``net``, ``optimizer``, ``metrics`` and ``shared``, the random
         generator for everything in Keras without its own seed.
         """
-        self._check_built()
-        self._steps.sync()
         state: dict[str, Any] = {"backend": self.framework}
-        for part in state_of.PARTS:
-            variables = state_of.name_variables(state_of.variables_of(self.net, part))
+        for part, variables in self._variables().items():
             state[part] = {name: self._steps.value(v) for name, v in variables.items()}
-        state["shared"] = {"seed": self._steps.value(self._shared.state)}
         return state
+
+    def _variables(self) -> dict[str, dict[str, Any]]:
+        """Return the variables in a state by part and name, with their current values."""
+        if not self._is_built:
+            raise StateError(
+                "the Keras model has seen no data, so its variables are not all made: train or "
+                "evaluate a batch first"
+            )
+        self._steps.sync()
+        return {**state_of.variables_of(self.net), "shared": {"seed": self._shared.state}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of an equally built model; its arrays are copied, not kept.
@@ -224,18 +249,14 @@ class Model(BaseModel):
         StateError
             The state is from a different model or a different backend of Keras.
         """
-        self._check_built()
-        backend = state.get("backend")
+        parts, backend = self._variables(), state.get("backend")
         if backend != self.framework:
             raise StateError(
                 f"the state is from Keras on {backend}, but here Keras runs on "
                 f"{self.framework}: set KERAS_BACKEND={backend} in the environment"
             )
-        self._steps.sync()
-        for part in state_of.PARTS:
-            variables = state_of.name_variables(state_of.variables_of(self.net, part))
+        for part, variables in parts.items():
             state_of.load(part, variables, state.get(part))
-        state_of.load("shared", {"seed": self._shared.state}, state.get("shared"))
 
     def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Continue from another trial's state with this trial's hyperparameters.
@@ -244,16 +265,13 @@ class Model(BaseModel):
         optimizers and the random generators stay as `build` made them, so the clone draws different
         random numbers than its parent.
         """
-        self._check_built()
-        variables = state_of.name_variables(state_of.variables_of(self.net, "net"))
-        own_variables = [*state_of.seeds_in(variables), self._shared.state]
+        net = self._variables()["net"].values()
+        own = [*(v for v in net if v.name == state_of.SEED), self._shared.state]
         for optimizer in state_of.optimizers_of(self.net).values():
-            own_variables.extend(state_of.rates_in(optimizer))
-        values = [
-            np.array(keras.ops.convert_to_numpy(variable.value)) for variable in own_variables
-        ]
+            own.extend(state_of.rates_in(optimizer))
+        values = [np.array(keras.ops.convert_to_numpy(variable.value)) for variable in own]
         self.load_state_dict(state)
-        for variable, value in zip(own_variables, values, strict=True):
+        for variable, value in zip(own, values, strict=True):
             variable.assign(value)
 
     def __repr__(self) -> str:
@@ -280,7 +298,11 @@ class Model(BaseModel):
             weight = batch[self._weight]
         elif self._class_weight is not None and training:
             weight = class_weight_to_sample_weights(y, self._class_weight)
-        return _pack_columns(*self._steps.place_arrays((x, y, weight)))
+        return _pack_columns(*map(self._place, (x, y, weight)))
+
+    def _place(self, tree: Any) -> Any:
+        """Return the arrays of a tree on the network's device."""
+        return None if tree is None else keras.tree.map_structure(self._steps.place, tree)
 
     def _build(self, batch: Batch) -> None:
         """Create the variables that depend on the data's shapes, as `fit` does."""
@@ -294,16 +316,6 @@ class Model(BaseModel):
                     f"net.{name}.build(...) with the variables that it trains"
                 )
         self._is_built = True
-        self._check_device()
-
-    def _check_built(self) -> None:
-        if not self._is_built:
-            raise StateError(
-                "the Keras model has seen no data, so its variables are not all made: train or "
-                "evaluate a batch first"
-            )
-
-    def _check_device(self) -> None:
         trained_on, device = build_device(), self._steps.device()
         if trained_on is not None and device is not None and not trained_on.startswith(device):
             raise InputError(
@@ -333,17 +345,7 @@ class Model(BaseModel):
         return keras.tree.pack_sequence_as(parts[0], joined)
 
 
-def _backend() -> str:
-    backend = str(keras.backend.backend())
-    if backend not in BACKENDS:
-        raise InputError(
-            f"Keras runs on {backend}, but cerebro.keras needs PyTorch or JAX: set "
-            "KERAS_BACKEND=torch or KERAS_BACKEND=jax in the environment"
-        )
-    return backend
-
-
-def _steps_of(backend: str, net: Any) -> Any:
+def _make_steps(backend: str, net: Any) -> Any:
     if backend == "torch":
         from cerebro.integrations.keras.torch_steps import TorchSteps
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import keras
 import numpy as np
 import torch
-
-from cerebro.integrations.keras.variables import buffers_of, variables_of
 
 
 class TorchSteps:
@@ -47,36 +42,20 @@ class TorchSteps:
     def sync(self) -> None:
         """Do nothing: here, Keras' variables are always up to date."""
 
-    @contextmanager
-    def restore_afterwards(self, others: list[Any]) -> Iterator[None]:
-        """Restore at the end what evaluation changes: statistics, generators, metrics, `others`."""
-        variables = [
-            *self._net.non_trainable_variables,
-            *buffers_of(self._net),
-            *variables_of(self._net, "metrics"),
-            *others,
-        ]
-        before = [variable.value.detach().clone() for variable in variables]
-        try:
-            yield
-        finally:
-            for variable, value in zip(variables, before, strict=True):
-                variable.assign(value)
-
     def value(self, variable: Any) -> Any:
         """Return a variable's tensor: live, not a copy."""
         return variable.value.detach()
 
-    def place_arrays(self, tree: Any) -> Any:
+    def copy(self, variable: Any) -> Any:
+        return variable.value.detach().clone()
+
+    def place(self, array: Any) -> Any:
+        """Return an array as a tensor on the network's device."""
         variables = self._net.variables
         device = variables[0].value.device if variables else torch.device("cpu")
-
-        def put(value: Any) -> Any:
-            # Arrays may be read-only, which PyTorch warns of.
-            copied = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
-            return copied.to(device)
-
-        return keras.tree.map_structure(lambda leaf: None if leaf is None else put(leaf), tree)
+        # Arrays may be read-only, which PyTorch warns of.
+        tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array))
+        return tensor.to(device)
 
     def device(self) -> str | None:
         """Return the type of the network's device; None before it is built."""

@@ -7,7 +7,7 @@ names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -17,22 +17,19 @@ from cerebro.errors import StateError
 
 HINT = "build must make the same model from the same configuration"
 
-PARTS = ("net", "optimizer", "metrics")
-"""The parts of a state: variables of the network and of the optimizer, and sums of metrics."""
-
 SEED = "seed_generator_state"
 """The name of the variable that holds the state of a Keras random generator."""
 
 
-def variables_of(net: Any, part: str) -> list[Any]:
-    """Return the Keras variables of one of `PARTS`, in Keras' order."""
-    if part == "net":
-        return [*net.trainable_variables, *net.non_trainable_variables, *buffers_of(net)]
-    if part == "metrics":
-        return list(net.metrics_variables)
-    return [
-        variable for optimizer in optimizers_of(net).values() for variable in optimizer.variables
-    ]
+def variables_of(net: Any) -> dict[str, dict[str, Any]]:
+    """Return the variables of a model by part of its state, and by name."""
+    optimizers = optimizers_of(net).values()
+    parts = {
+        "net": [*net.trainable_variables, *net.non_trainable_variables, *buffers_of(net)],
+        "optimizer": [variable for each in optimizers for variable in each.variables],
+        "metrics": net.metrics_variables,
+    }
+    return {part: _name_variables(variables) for part, variables in parts.items()}
 
 
 class Buffer:
@@ -80,7 +77,7 @@ def optimizers_of(net: Any) -> dict[str, Any]:
     return {"optimizer": net.optimizer, **others}
 
 
-def name_variables(variables: list[Any]) -> dict[str, Any]:
+def _name_variables(variables: Iterable[Any]) -> dict[str, Any]:
     """Return variables by path; repetitions of a path become ``path#1``, ``path#2``, ..."""
     by_path: dict[str, Any] = {}
     counts: dict[str, int] = {}
@@ -113,13 +110,6 @@ def load(part: str, variables: Mapping[str, Any], state: Any) -> None:
 
 def _dtype_name(value: Any) -> str:
     return str(value.dtype).removeprefix("torch.")
-
-
-def seeds_in(variables: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the variables that are states of random generators."""
-    for variable in variables.values():
-        if variable.name == SEED:
-            yield variable
 
 
 def rates_in(optimizer: Any) -> Iterator[Any]:

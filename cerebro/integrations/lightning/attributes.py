@@ -40,8 +40,7 @@ class Attributes:
                 if id(value) not in copies:
                     copies[id(value)] = _copy_value(value)
                 plain[key] = copies[id(value)]
-        self._modes = {name: part.training for name, part in root.named_modules()}
-        self._trained = {name: item.requires_grad for name, item in root.named_parameters()}
+        self._modes, self._trained = self._read_flags()
 
     def _modules(self) -> Iterator[tuple[str, Any]]:
         """Yield the modules by path, except metrics."""
@@ -66,17 +65,19 @@ class Attributes:
             }
             if now:
                 changed[name] = now
-        modes = {
-            name: part.training
-            for name, part in self._root.named_modules()
-            if part.training != self._modes.get(name, True)
+        modes, trained = self._read_flags()
+        return {
+            "attributes": changed,
+            "modes": {k: mode for k, mode in modes.items() if mode != self._modes.get(k, True)},
+            "requires_grad": {k: v for k, v in trained.items() if v != self._trained.get(k, True)},
         }
-        trained = {
-            name: item.requires_grad
-            for name, item in self._root.named_parameters()
-            if item.requires_grad != self._trained.get(name, True)
-        }
-        return {"attributes": changed, "modes": modes, "requires_grad": trained}
+
+    def _read_flags(self) -> tuple[dict[str, bool], dict[str, bool]]:
+        """Return whether modules are in training mode, and whether parameters are trained."""
+        return (
+            {name: part.training for name, part in self._root.named_modules()},
+            {name: item.requires_grad for name, item in self._root.named_parameters()},
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the attributes, modes and flags in `state`; reset all others."""

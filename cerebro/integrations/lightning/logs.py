@@ -109,9 +109,8 @@ class Logs:
 
     def list_epoch_values(self) -> Iterator[tuple[str, Any]]:
         """Yield the values over the epoch so far by the names that Lightning gives them."""
-        for item in self._items.values():
-            if item.on_epoch:
-                yield from item.name_value(item.result()).items()
+        for item, value in self.list_results():
+            yield from item.name_value(value).items()
 
     def list_results(self) -> Iterator[tuple[Logged, Any]]:
         """Yield each entry with its value over the epoch."""
