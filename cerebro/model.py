@@ -427,6 +427,13 @@ class Means:
         return total / weights if weights else math.nan
 
 
+class Part:
+    """An object that keeps attributes of a model.
+
+    The checks of a hop look at them as at the model's own, and name them so.
+    """
+
+
 class BaseModel:
     """Evaluation and prediction over all rows; a subclass has `_measure` and `predict_batch`."""
 
