@@ -92,6 +92,15 @@ def _list_functions() -> tuple[Any, ...]:
 _FUNCTIONS = _list_functions()
 
 
+def has_hooks(optimizer: Any) -> bool:
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+    )
+
+
 def _is_plain(optimizer: Any) -> bool:
     """Return whether ``optimizer.step()`` runs only PyTorch's code."""
     kind = type(optimizer)
@@ -107,10 +116,7 @@ def _is_plain(optimizer: Any) -> bool:
     ):
         return False
     return not (
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or torch_optimizer._global_optimizer_pre_hooks
-        or torch_optimizer._global_optimizer_post_hooks
+        has_hooks(optimizer)
         or getattr(optimizer, "grad_scale", None) is not None
         or getattr(optimizer, "found_inf", None) is not None
         or torch._C._len_torch_dispatch_stack()

@@ -64,10 +64,11 @@ class RecordedProgram:
         constant = (repr(args[1]), dtype)
         return self._constants.setdefault(constant, torch.tensor(args[1], dtype=dtype))
 
-    def set_numbers(self, numbers: Numbers, settings: Any) -> None:
+    def set_numbers(self, numbers: Numbers) -> None:
+        """Set the numbers that come from the optimizers' settings, and from their steps."""
         holes = self._counted
-        if settings is not self._set_for:
-            holes, self._set_for = self._holes, settings
+        if numbers.settings is not self._set_for:
+            holes, self._set_for = self._holes, numbers.settings
             self._without_python = None
         if not holes:
             return
