@@ -41,7 +41,7 @@ from cerebro.torch.arguments import (
     name_epoch_metrics,
     split_metrics,
 )
-from cerebro.torch.graph import CudaRecorder, GraphedStep, Recorder, make_capturable
+from cerebro.torch.graph import CudaRecorder, GraphedStep, make_capturable
 from cerebro.torch.network import Network, is_channels_last, place
 from cerebro.torch.objective import Meters, Objective, make_forward
 from cerebro.torch.outputs import copy_to_host, join_outputs, to_float32
@@ -436,7 +436,7 @@ class Model(BaseModel):
 
         They belong to recorded steps, and to weights that the state leaves out.
         """
-        steps = [*self._recorded, *([] if self._graphed is None else [self._graphed])]
+        steps: list[Any] = [*self._recorded, *filter(None, [self._graphed])]
         return self._network.frozen_bytes + sum(step.held_bytes for step in steps)
 
     def predict_batch(self, batch: Batch) -> Any:
@@ -549,7 +549,7 @@ class Model(BaseModel):
             raise InputError(f"train_step must return a dict of metrics, not {returned!r}")
         return self._meters.keep_returned(returned or {})
 
-    def _compile_graphed(self, recorder: Recorder) -> Callable[[Batch], Values]:
+    def _compile_graphed(self, recorder: CudaRecorder) -> Callable[[Batch], Values]:
         graphed = self._graphed = GraphedStep(
             lambda batch: self._take_step(batch, 0),
             self._network.parts,

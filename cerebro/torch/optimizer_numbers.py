@@ -17,8 +17,7 @@ import torch
 
 from cerebro.torch.cpu_program import Program
 from cerebro.torch.cpu_recorder import Call, Recording
-from cerebro.torch.graph import are_different_objects, groups_of
-from cerebro.torch.optimizer_step import has_hooks
+from cerebro.torch.optimizer_step import are_different_objects, groups_of, has_hooks
 
 Group = Mapping[str, Any]
 Formulas = Callable[[Group, float], dict[str, Any]]

@@ -59,6 +59,16 @@ def make_step(optimizer: Any) -> None:
         optimizer._opt_called = True
 
 
+def groups_of(optimizers: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the current parameter groups; ``Optimizer.load_state_dict`` replaces them."""
+    return [group for item in optimizers for group in item.param_groups]
+
+
+def are_different_objects(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    """Return whether two lists contain different objects, compared by identity."""
+    return len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True))
+
+
 # --- what the core knows ---------------------------------------------------------
 
 

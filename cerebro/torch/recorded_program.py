@@ -9,8 +9,8 @@ import torch
 
 import cerebro._core as _core
 from cerebro.torch.cpu_program import Program
-from cerebro.torch.graph import Batch, Values, clone_value, fill
 from cerebro.torch.optimizer_numbers import COUNTED, Hole, Numbers
+from cerebro.torch.step_state import Batch, Values, copy_values, fill
 from cerebro.torch.witness import leaves_of
 
 
@@ -102,7 +102,7 @@ class RecordedProgram:
     def replay(self, batch: Batch) -> Values:
         fill(self.static, batch)
         self.program.run()
-        return {name: clone_value(value) for name, value in self.values.items()}
+        return copy_values(self.values)
 
 
 class NeedsPython(Exception):

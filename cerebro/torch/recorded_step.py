@@ -30,9 +30,9 @@ from typing import Any
 import torch
 
 import cerebro._core as _core
-from cerebro.torch.graph import Batch, Values, shape_of
 from cerebro.torch.recorded_program import RecordedProgram
 from cerebro.torch.step_recorder import Outcome, StepRecorder
+from cerebro.torch.step_state import Batch, Values, shape_of
 
 WARM_UP = 2
 """The number of ordinary steps with one batch shape before the step is recorded."""

@@ -10,10 +10,21 @@ import torch
 
 from cerebro.torch.cpu_program import Program
 from cerebro.torch.cpu_recorder import Recording
-from cerebro.torch.graph import Batch, Different, Values, clone_value, fill, have_same_bits
 from cerebro.torch.optimizer_numbers import Hole, Numbers, Probe, Unexplained, mark_sections
 from cerebro.torch.recorded_program import RecordedProgram, tensors_of
-from cerebro.torch.step_state import Copied, Entries, Gradients, StepState, Surroundings
+from cerebro.torch.step_state import (
+    Batch,
+    Copied,
+    Different,
+    Entries,
+    Gradients,
+    StepState,
+    Surroundings,
+    Values,
+    copy_values,
+    fill,
+    have_same_bits,
+)
 from cerebro.torch.witness import Leaf, Unavailable, Witness, find_difference, leaves_of
 
 
@@ -123,7 +134,7 @@ class StepRecorder:
                 watched.values = self._take_step(dict(static), phase)
             watched.stepped = stepped
             watched.refusal = watched.recording.refusal
-            watched.told = _copy_values(watched.values)
+            watched.told = copy_values(watched.values)
             watched.gradients = self.gradients.list_pairs()
             if watched.recording.leaves_traces:
                 return watched, watched.told
@@ -137,7 +148,7 @@ class StepRecorder:
         self.gradients.restore(gradients)
         values, how = self._take_witnessed_step(batch, phase, leaves_of(watched.recording))
         watched.refusal = watched.refusal or how
-        return watched, _copy_values(values)
+        return watched, copy_values(values)
 
     def _take_witnessed_step(
         self, batch: Batch, phase: int, leaves: Sequence[Leaf]
@@ -185,7 +196,7 @@ class StepRecorder:
                 return Outcome(values, refusal=watched.refusal)
             how = recorded.program.differs_from(watched.recording, recorded.free)
         else:
-            values = _copy_values(self._take_step(batch, phase))
+            values = copy_values(self._take_step(batch, phase))
         if not state.is_as_listed():
             reason = "it is not the ordinary step: the step replaces its tensors"
             return Outcome(values, refusal=reason)
@@ -219,7 +230,7 @@ class StepRecorder:
             values, how = self._take_witnessed_step(dict(batch), phase, recorded.leaves)
             if how is not None and not torch.autograd._profiler_enabled():
                 raise Different(how)
-            values = _copy_values(values)
+            values = copy_values(values)
             if not state.is_as_listed():
                 raise Different("the step replaces its tensors")
             after = state.copy_values()
@@ -260,10 +271,6 @@ def _describe(what: str, error: Exception) -> str:
 
 def _copy_batch(batch: Batch) -> Batch:
     return {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
-
-
-def _copy_values(values: Values) -> Values:
-    return {name: clone_value(value) for name, value in values.items()}
 
 
 def _require_same_metrics(found: Values, values: Values) -> None:
