@@ -441,6 +441,13 @@ class Unchecked:
     """
 
 
+class Part:
+    """An object that keeps attributes of a model.
+
+    The checks of a hop look at them as at the model's own, and name them so.
+    """
+
+
 class BaseModel:
     """Evaluation and prediction over all rows; a subclass has `_measure` and `predict_batch`."""
 

@@ -166,10 +166,8 @@ class TransformersModel(Model):
     def _keeps_outputs(self) -> bool:
         return self._compute_metrics is not None
 
-    def _compile_objective(self) -> Any:
-        objective = super()._compile_objective()
-        self._forward = self._call_net
-        return objective
+    def _make_forward(self) -> Any:
+        return self._call_net
 
     def _call_net(self, batch: Batch) -> Any:
         return self.net(**batch)

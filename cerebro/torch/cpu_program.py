@@ -16,7 +16,6 @@ import torch
 
 from cerebro.torch.cpu_recorder import HIDDEN_WRITES, Call, Recording, facts, find_written_tensors
 from cerebro.torch.elementwise import Block, Operation, make_operations, measure_rounding
-from cerebro.torch.graph import have_same_bits
 from cerebro.torch.native_calls import NativeCall, choose_draw, make_native_call
 from cerebro.torch.nested_arguments import (
     address_of,
@@ -26,6 +25,7 @@ from cerebro.torch.nested_arguments import (
     tensors_in,
 )
 from cerebro.torch.runnable_calls import find_binding, make_runnable, takes_number
+from cerebro.torch.step_state import have_same_bits
 
 ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 """Operators that allocate memory without writing to it."""

@@ -6,7 +6,6 @@ evaluated, and the calls of both are observed (see :mod:`cerebro.torch.watched_c
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -92,24 +91,24 @@ def _set_gradients(parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
 
 
 def _diagnose_model(model: Model, batch: Mapping[str, Any]) -> tuple[list[Finding], list[LossCall]]:
-    batch = model._place_batch(dict(batch)) if model._on_gpu else dict(batch)
+    network = model._network
+    batch = model._place_batch(dict(batch))
     evaluated = _watch([model.net], batch, model._measure, model)
-    model._set_training_mode()
+    network.set_training_mode()
     augmented = dict(batch)
     if model._augment is not None:
         augmented = model._augment(_copy_batch(augmented))
-    autocast = contextlib.nullcontext() if model._autocast is None else model._autocast
     before = _copy_batch({name: augmented[name] for name in _find_small_columns(augmented)})
-    with watch_calls([model.net], _find_targets(model, augmented)) as trained, autocast:
+    with watch_calls([model.net], _find_targets(model, augmented)) as trained:
         _, loss, _, _ = model._objective(augmented)
     findings = [*_check_modes(trained, evaluated), *_check_calls(trained, evaluated, loss)]
     findings += _check_batch_unchanged(model, before, augmented)
-    model._drop_gradients()
+    network.drop_gradients()
     loss.backward()
     if "one-output" not in {item.code for item in findings}:  # the gradients of one output are 0
         findings += _check_optimizers(model)
     findings += _check_inputs(trained)
-    model._drop_gradients()
+    network.drop_gradients()
     return findings, trained.losses
 
 
@@ -433,9 +432,10 @@ def _check_other_parameters(
     model: Model, named: Mapping[str, Any], taken: Mapping[int, Any]
 ) -> Iterator[Finding]:
     """Find parameters of the optimizers that are not, or no longer, the network's."""
-    ids = {id(p) for p in named.values()} | _find_loss_parameters(model)
+    network = model._network
+    ids = {id(p) for part in network.parts for p in part.parameters()}
     old = [p for key, p in taken.items() if key not in ids]
-    new = {n: p for n, p in named.items() if not any(p is built for built in model._parameters)}
+    new = {n: p for n, p in named.items() if not any(p is built for built in network.parameters)}
     if old and new:
         matters = any(p.grad is not None and bool(p.grad.any()) for p in [*old, *new.values()])
         yield Finding(
@@ -451,11 +451,6 @@ def _check_other_parameters(
             f"the optimizer has {foreign} parameters that are not the network's",
             "make the optimizer from net.parameters(), after the network is complete",
         )
-
-
-def _find_loss_parameters(model: Model) -> set[int]:
-    loss = model._loss
-    return {id(p) for p in loss.parameters()} if isinstance(loss, torch.nn.Module) else set()
 
 
 def _check_inputs(trained: Calls) -> Iterator[Finding]:

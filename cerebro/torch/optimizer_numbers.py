@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.optim import optimizer as torch_optimizer
 
 from cerebro.torch.cpu_program import Program
 from cerebro.torch.cpu_recorder import Call, Recording
-from cerebro.torch.graph import are_different_objects, groups_of
+from cerebro.torch.optimizer_step import are_different_objects, groups_of, has_hooks
 
 Group = Mapping[str, Any]
 Formulas = Callable[[Group, float], dict[str, Any]]
@@ -77,14 +77,14 @@ class Unexplained(Exception):
     """An optimizer's step cannot be repeated; the message gives the reason."""
 
 
+@dataclass
 class Hole:
     """A number in a recorded call that comes from an optimizer's settings."""
 
-    def __init__(self, group: int, formula: str, container: Any, key: Any) -> None:
-        self.group = group
-        self.formula = formula
-        self.container = container
-        self.key = key
+    group: int
+    formula: str
+    container: Any
+    key: Any
 
 
 class Numbers:
@@ -93,6 +93,10 @@ class Numbers:
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self._optimizers = optimizers
         self._groups: list[tuple[Any, Formulas | None, Any]] = []
+        self.settings: list[Any] = []
+        """All settings, for comparison; equal settings stay the same object."""
+        self.branches: Any = None
+        """The settings that decide which operators run."""
         self.take_groups()
 
     def take_groups(self) -> bool:
@@ -114,12 +118,7 @@ class Numbers:
             kind = type(item).__name__
             if type(item) not in FORMULAS:
                 return f"there are no formulas for {kind}'s numbers"
-            if (
-                item._optimizer_step_pre_hooks
-                or item._optimizer_step_post_hooks
-                or torch_optimizer._global_optimizer_pre_hooks
-                or torch_optimizer._global_optimizer_post_hooks
-            ):
+            if has_hooks(item):
                 return f"{kind} has hooks"
             for group in item.param_groups:
                 if group.get("capturable") or group.get("differentiable"):
@@ -128,9 +127,9 @@ class Numbers:
                     return f"a setting of {kind} is a tensor"
         return None
 
-    def settings(self) -> list[Any]:
-        """Return all settings, for comparison."""
-        return [
+    def take_settings(self) -> None:
+        """Store the optimizers' current settings."""
+        settings = [
             [
                 value if type(value) in PLAIN else _make_comparable(value)
                 for key, value in group.items()
@@ -138,9 +137,9 @@ class Numbers:
             ]
             for group, _, _ in self._groups
         ]
-
-    def branches(self) -> Any:
-        """Return the settings that decide which operators run."""
+        if settings == self.settings and self.branches is not None:
+            return
+        self.settings = settings
         values: list[Any] = []
         for group, _, _ in self._groups:
             for key, value in group.items():
@@ -148,7 +147,7 @@ class Numbers:
                     values.append((key, key == "lr" or _are_nonzero(value)))
                 elif key not in IGNORED:  # users may add entries of any type
                     values.append((key, repr(value)))
-        return tuple(values)
+        self.branches = tuple(values)
 
     def counts(self) -> list[float]:
         """Return the number of each group's next step."""
@@ -158,8 +157,8 @@ class Numbers:
             counts.append(1.0 if step is None else float(step) + 1.0)
         return counts
 
-    def require_equal_counts(self) -> None:
-        """Raise `Unexplained` unless a group's parameters have taken equally many steps."""
+    def find_unequal_counts(self) -> str | None:
+        """Return a refusal if a group's parameters have taken different numbers of steps."""
         for group, _, item in self._groups:
             steps = {
                 float(item.state[p]["step"])
@@ -167,7 +166,8 @@ class Numbers:
                 if "step" in item.state.get(p, {})
             }
             if len(steps) > 1:
-                raise Unexplained("parameters of one group have taken different numbers of steps")
+                return "parameters of one group have taken different numbers of steps"
+        return None
 
     def values(self, group: int, count: float) -> dict[str, Any]:
         """Return the values of a group's formulas in step `count`."""

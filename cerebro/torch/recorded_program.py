@@ -9,8 +9,8 @@ import torch
 
 import cerebro._core as _core
 from cerebro.torch.cpu_program import Program
-from cerebro.torch.graph import Batch, Values, clone_value, fill
 from cerebro.torch.optimizer_numbers import COUNTED, Hole, Numbers
+from cerebro.torch.step_state import Batch, Values, copy_values, fill
 from cerebro.torch.witness import leaves_of
 
 
@@ -64,10 +64,11 @@ class RecordedProgram:
         constant = (repr(args[1]), dtype)
         return self._constants.setdefault(constant, torch.tensor(args[1], dtype=dtype))
 
-    def set_numbers(self, numbers: Numbers, settings: Any) -> None:
+    def set_numbers(self, numbers: Numbers) -> None:
+        """Set the numbers that come from the optimizers' settings, and from their steps."""
         holes = self._counted
-        if settings is not self._set_for:
-            holes, self._set_for = self._holes, settings
+        if numbers.settings is not self._set_for:
+            holes, self._set_for = self._holes, numbers.settings
             self._without_python = None
         if not holes:
             return
@@ -101,7 +102,7 @@ class RecordedProgram:
     def replay(self, batch: Batch) -> Values:
         fill(self.static, batch)
         self.program.run()
-        return {name: clone_value(value) for name, value in self.values.items()}
+        return copy_values(self.values)
 
 
 class NeedsPython(Exception):

@@ -242,6 +242,16 @@ def split_state(objects: Sequence[Any], state: Any) -> list[tuple[Any, Any]]:
         ) from None
 
 
+def require_parts(state: Mapping[str, Any], parts: Mapping[str, object]) -> None:
+    """Raise StateError unless a model's state has exactly the parts that the model has."""
+    for part, there in parts.items():
+        if bool(there) != (part in state):
+            raise StateError(
+                f"the state has {'no' if there else 'a'} {part!r}, unlike the model that build "
+                "made: build must make the same model from the same configuration"
+            )
+
+
 def load_clone(
     load: Callable[[Mapping[str, Any]], None],
     optimizers: Sequence[Any],
