@@ -280,66 +280,10 @@ KERAS_CALLBACKS = (
     "learning rate with a schedule of keras.optimizers.schedules"
 )
 
-KERAS_MODEL: Words = {
-    **_to("net", "model", "network"),
-    **_to("inputs", "input", "x", "features"),
-    **_to("target", "targets", "label", "labels", "y"),
-    **_to("weight", "sample_weight", "weights", "sample_weights"),
-    **_to("class_weight", "class_weights"),
-    **_to("give it to net.compile() in build", "optimizer", "loss", "metrics", "loss_weights",
-          "weighted_metrics", "jit_compile", "run_eagerly"),
-    **_to(KERAS_CALLBACKS, "callbacks", "callback"),
-    **_to("search() takes it", "epochs", "batch_size", "validation_data", "validation_split",
-          "seed", "verbose"),
-}  # fmt: skip
 
-
-_BY_SEARCH = "leave it out: search() decides it"
-
-LIGHTNING_WORDS: Words = {
-    **_to("module", "model", "net", "lightning_module"),
-    **_to("inputs", "batch", "columns"),
-    **_to("gradient_clip_val", "clip_norm", "max_grad_norm", "clip_value"),
-    **_to("accumulate_grad_batches", "accumulate", "gradient_accumulation_steps"),
-    **_to("precision", "amp", "mixed_precision"),
-    **_to("search() takes epochs=", "max_epochs", "epochs", "min_epochs", "max_steps"),
-    **_to("search() takes callbacks=", "callbacks", "logger", "enable_progress_bar"),
-    **_to("search() takes batch_size= and data", "batch_size", "train_dataloaders", "datamodule",
-          "val_dataloaders"),
-    **_to(_BY_SEARCH, "strategy", "devices", "accelerator", "num_nodes", "trainer", "device",
-          "deterministic", "num_sanity_val_steps", "enable_checkpointing", "default_root_dir"),
-    **_to("the module has them: configure_optimizers", "optimizer", "scheduler", "lr"),
-    **_to("the module has them: training_step and validation_step", "loss", "metrics", "step"),
-}  # fmt: skip
-
-
-TRANSFORMERS_WORDS: Words = {
-    **_to("model", "net", "module"),
-    **_to("collator", "data_collator", "collate_fn"),
-    **_to("clip_norm", "max_grad_norm", "gradient_clip_val"),
-    **_to("accumulate", "gradient_accumulation_steps", "accumulate_grad_batches"),
-    **_to("amp", "bf16", "fp16", "precision"),
-    **_to("scheduler", "lr_scheduler", "lr_scheduler_type"),
-    **_to("give it to the optimizer: torch.optim.AdamW(model.parameters(), lr=...)", "lr",
-          "learning_rate", "weight_decay"),
-    **_to("search() takes epochs=", "num_train_epochs", "epochs"),
-    **_to("search() takes the data", "train_dataset", "eval_dataset"),
-    **_to("give optimizer=, scheduler=, clip_norm=, accumulate= and amp=", "args",
-          "training_args"),
-    **_to("give it to the collator", "tokenizer", "processing_class"),
-    **_to("build makes the model: give model=", "model_init"),
-    **_to("give optimizer= and scheduler=", "optimizers", "optimizer_cls_and_kwargs"),
-    **_to("search() takes it", "callbacks", "batch_size", "seed"),
-    **_to("the model computes its loss from labels", "loss", "target", "compute_loss_func"),
-}  # fmt: skip
-
-SKORCH_WORDS: Words = {
-    **_to("net", "model", "module", "estimator"),
-    **_to("make_scheduler", "scheduler", "lr_scheduler"),
-    **_to("clip_norm", "gradient_clip_value", "max_grad_norm"),
-    **_to("the net has it: set it there", "optimizer", "criterion", "loss", "lr"),
-    **_to("search() takes it", "epochs", "max_epochs", "callbacks", "batch_size", "seed"),
-}  # fmt: skip
+def make_words(ours: Mapping[str, str]) -> Words:
+    """Return a table of keywords from our keywords, or sentences, and the others of each."""
+    return {other: word for word, others in ours.items() for other in others.split()}
 
 
 def explain_keywords(

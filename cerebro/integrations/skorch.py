@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cerebro.arguments import SKORCH_WORDS, explain_keywords
+from cerebro.arguments import explain_keywords, make_words
 from cerebro.errors import InputError
 from cerebro.machine.devices import build_device
 from cerebro.model import Columns
@@ -31,8 +31,18 @@ _OWN_STEPS = (
     "on_batch_begin", "on_batch_end", "on_grad_computed", "on_train_end",
 )  # fmt: skip
 
+WORDS = make_words(
+    {
+        "net": "model module estimator",
+        "make_scheduler": "scheduler lr_scheduler",
+        "clip_norm": "gradient_clip_value max_grad_norm",
+        "the net has it: set it there": "optimizer criterion loss lr",
+        "search() takes it": "epochs max_epochs callbacks batch_size seed",
+    }
+)
 
-@explain_keywords(SKORCH_WORDS)
+
+@explain_keywords(WORDS)
 def from_skorch(
     net: Any,
     *,

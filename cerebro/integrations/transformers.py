@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cerebro.arguments import TRANSFORMERS_WORDS, explain_keywords
+from cerebro.arguments import explain_keywords, make_words
 from cerebro.errors import InputError
 from cerebro.model import Batch, Words, check_batch, make_getter
 from cerebro.torch.model import Model
@@ -19,8 +19,30 @@ from cerebro.torch.torchmetrics import extract_numbers
 _PADDING = -100
 """The label that losses of transformers ignore; used to pad arrays to equal lengths."""
 
+WORDS = make_words(
+    {
+        "model": "net module",
+        "collator": "data_collator collate_fn",
+        "clip_norm": "max_grad_norm gradient_clip_val",
+        "accumulate": "gradient_accumulation_steps accumulate_grad_batches",
+        "amp": "bf16 fp16 precision",
+        "scheduler": "lr_scheduler lr_scheduler_type",
+        "give it to the optimizer: torch.optim.AdamW(model.parameters(), lr=...)": (
+            "lr learning_rate weight_decay"
+        ),
+        "search() takes epochs=": "num_train_epochs epochs",
+        "search() takes the data": "train_dataset eval_dataset",
+        "give optimizer=, scheduler=, clip_norm=, accumulate= and amp=": "args training_args",
+        "give it to the collator": "tokenizer processing_class",
+        "build makes the model: give model=": "model_init",
+        "give optimizer= and scheduler=": "optimizers optimizer_cls_and_kwargs",
+        "search() takes it": "callbacks batch_size seed",
+        "the model computes its loss from labels": "loss target compute_loss_func",
+    }
+)
 
-@explain_keywords(TRANSFORMERS_WORDS)
+
+@explain_keywords(WORDS)
 def from_transformers(
     model: Any,
     *,

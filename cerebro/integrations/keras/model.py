@@ -20,7 +20,7 @@ from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
 
-from cerebro.arguments import KERAS_MODEL, explain_keywords
+from cerebro.arguments import KERAS_CALLBACKS, explain_keywords, make_words
 from cerebro.errors import InputError, StateError
 from cerebro.integrations.keras import variables as state_of
 from cerebro.machine.devices import build_device
@@ -33,6 +33,21 @@ from cerebro.model import (
     column_names,
     is_joinable,
     make_getter,
+)
+
+WORDS = make_words(
+    {
+        "net": "model network",
+        "inputs": "input x features",
+        "target": "targets label labels y",
+        "weight": "sample_weight weights sample_weights",
+        "class_weight": "class_weights",
+        "give it to net.compile() in build": (
+            "optimizer loss metrics loss_weights weighted_metrics jit_compile run_eagerly"
+        ),
+        KERAS_CALLBACKS: "callbacks callback",
+        "search() takes it": "epochs batch_size validation_data validation_split seed verbose",
+    }
 )
 
 
@@ -94,7 +109,7 @@ class Model(BaseModel):
     evaluates_whole = True
     words = Words.of_metrics("add it to net.compile(metrics=[...])")
 
-    @explain_keywords(KERAS_MODEL, name="cerebro.keras.Model")
+    @explain_keywords(WORDS, name="cerebro.keras.Model")
     def __init__(
         self,
         net: Any,

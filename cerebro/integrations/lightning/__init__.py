@@ -4,18 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from cerebro.arguments import (
-    LIGHTNING_WORDS,
-    check_real_number,
-    check_whole_number,
-    explain_keywords,
-)
+from cerebro.arguments import check_real_number, check_whole_number, explain_keywords, make_words
 from cerebro.integrations.lightning.model import LightningModel
 from cerebro.integrations.lightning.trainer import Options
 from cerebro.model import Columns
 
+WORDS = make_words(
+    {
+        "module": "model net lightning_module",
+        "inputs": "batch columns",
+        "gradient_clip_val": "clip_norm max_grad_norm clip_value",
+        "accumulate_grad_batches": "accumulate gradient_accumulation_steps",
+        "precision": "amp mixed_precision",
+        "search() takes epochs=": "max_epochs epochs min_epochs max_steps",
+        "search() takes callbacks=": "callbacks logger enable_progress_bar",
+        "search() takes batch_size= and data": (
+            "batch_size train_dataloaders datamodule val_dataloaders"
+        ),
+        "leave it out: search() decides it": (
+            "strategy devices accelerator num_nodes trainer device deterministic "
+            "num_sanity_val_steps enable_checkpointing default_root_dir"
+        ),
+        "the module has them: configure_optimizers": "optimizer scheduler lr",
+        "the module has them: training_step and validation_step": "loss metrics step",
+    }
+)
 
-@explain_keywords(LIGHTNING_WORDS)
+
+@explain_keywords(WORDS)
 def from_lightning(
     module: Any,
     *,

@@ -7,6 +7,7 @@ Lightning's loops.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from cerebro.arguments import check_one_of
 from cerebro.data.depots import move_batch
-from cerebro.errors import InputError, StateError
+from cerebro.errors import InputError
 from cerebro.integrations.lightning.attributes import Attributes
 from cerebro.integrations.lightning.logs import ModuleLog
 from cerebro.integrations.lightning.module import (
@@ -36,18 +37,16 @@ from cerebro.model import (
     get_arguments,
     make_getter,
 )
+from cerebro.torch.network import Network
 from cerebro.torch.outputs import copy_to_host, join_outputs
-from cerebro.torch.parameter_order import ParameterNames, in_fixed_order, in_own_order
+from cerebro.torch.parameter_order import in_fixed_order, in_own_order
 from cerebro.torch.state import (
     collect_states,
-    frozen_names,
-    gradients_of,
     load_clone,
-    load_gradients,
-    load_net,
     load_optimizer,
     load_scheduler,
     optimizer_state,
+    require_parts,
     scheduler_state,
     split_state,
 )
@@ -159,7 +158,7 @@ class LightningModel(BaseModel):
         module.to(device)
         self._optimizers, self._configs = read_optimizers(module, call_hook("configure_optimizers"))
         trainer.set_optimizers(self._optimizers, self._configs)
-        self._names = ParameterNames(module)
+        self._network = Network(module, None, self._optimizers, is_partial=self._partial)
         self._log.find_metrics(module)
         self._attributes = Attributes(module, find_base(module))
         call_hook("on_fit_start")
@@ -404,16 +403,9 @@ class LightningModel(BaseModel):
         gradients that an unfinished window or the module's ``optimizer_zero_grad`` leaves.
         """
         trainer = self._bound_trainer
-        net = dict(self.net.state_dict())
-        if self._partial:
-            for name in frozen_names(self.net):
-                net.pop(name, None)
-        state: dict[str, Any] = {"net": net}
-        if self._partial:
-            state["partial"] = True
-        state["optimizer"] = collect_states(
-            lambda optimizer: optimizer_state(optimizer, self._names), self._optimizers
-        )
+        state = self._network.weights()
+        take = functools.partial(optimizer_state, names=self._network.names)
+        state["optimizer"] = collect_states(take, self._optimizers)
         if self._configs:
             state["scheduler"] = collect_states(scheduler_state, self._schedulers)
         if self._log.metrics:
@@ -425,8 +417,8 @@ class LightningModel(BaseModel):
             or overrides(self.net, "optimizer_zero_grad")
             or (trainer.batch_index >= 0 and trainer.gathers)
         )
-        parameters = list(self.net.parameters()) if keeps_gradients else []
-        state["gradients"] = gradients_of(parameters, self._names)
+        self._network.add_new_parameters()
+        state["gradients"] = self._network.gradients() if keeps_gradients else {}
         state["lightning"] = {
             "epoch": trainer.current_epoch,
             "batch": trainer.batch_index,
@@ -444,25 +436,18 @@ class LightningModel(BaseModel):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of an equally built module; its tensors are copied, not kept."""
         trainer, device = self._bound_trainer, self.net.device
-        for part, there in (
-            ("lightning", True),
-            ("scheduler", self._configs),
-            ("metrics", self._log.metrics),
-        ):
-            if bool(there) != (part in state):
-                raise StateError(
-                    f"the state has {'no' if there else 'a'} {part!r}, unlike the model that build "
-                    "made: build must make the same model from the same configuration"
-                )
-        load_net(self.net, state["net"], partial=self._partial)
-        state = in_own_order(state, self._optimizers, self._schedulers, self._names)
+        parts = {"scheduler": self._configs, "metrics": self._log.metrics}
+        require_parts(state, {"lightning": True, **parts})
+        self._network.load_weights(state)
+        state = in_own_order(state, self._optimizers, self._schedulers, self._network.names)
         for optimizer, part in split_state(self._optimizers, state["optimizer"]):
             load_optimizer(optimizer, part)
         for scheduler, part in split_state(self._schedulers, state.get("scheduler")):
             load_scheduler(scheduler, part)
         if self._log.metrics:
             self._log.metrics.load_state_dict(state["metrics"])
-        load_gradients(list(self.net.parameters()), state["gradients"], self._names)
+        self._network.add_new_parameters()
+        self._network.load_rest(state)
         of_module = state["lightning"]
         trainer.current_epoch = of_module["epoch"]
         trainer.global_step = of_module["step"]
@@ -476,7 +461,7 @@ class LightningModel(BaseModel):
 
     def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """See :meth:`cerebro.torch.Model.load_clone`."""
-        state = in_own_order(state, self._optimizers, self._schedulers, self._names)
+        state = in_own_order(state, self._optimizers, self._schedulers, self._network.names)
         load_clone(self.load_state_dict, self._optimizers, self._schedulers, state)
 
     def in_fixed_order(self, state: Mapping[str, Any]) -> dict[str, Any]:
