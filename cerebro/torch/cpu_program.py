@@ -135,7 +135,7 @@ class Program:
             elif isinstance(item, tuple):
                 self._calls.append(item)
             else:
-                self._calls.append((item.prepare(), (), {}))
+                self._calls.append((item.compute, (), {}))
 
     def find_place(self, container: Any, key: Any) -> tuple[Any, Any]:
         """Return the container and key from which the finished program reads a number."""

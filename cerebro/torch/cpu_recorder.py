@@ -13,18 +13,19 @@ from __future__ import annotations
 import functools
 import traceback
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from cerebro.torch.nested_arguments import (
     TENSORS,
     address_of,
     as_list,
     copy_arguments,
-    places_in,
     tensors_in,
 )
 
@@ -65,36 +66,24 @@ facts = functools.cache(Facts)
 _STRIDED = torch.strided
 
 
+@dataclass(slots=True)
 class Call:
     """A call of an operator, with its arguments and results at the time of the call."""
 
-    __slots__ = ("about", "args", "func", "has_gradients", "kwargs", "name", "outs", "section")
+    func: Any
+    about: Facts
+    args: list[Any]
+    kwargs: dict[str, Any]
+    outs: list[Any]
+    section: int | None
+    has_gradients: bool = field(default_factory=torch.is_grad_enabled)
 
-    def __init__(
-        self,
-        func: Any,
-        about: Facts,
-        args: list[Any],
-        kwargs: dict[str, Any],
-        outs: list[Any],
-        section: int | None,
-    ) -> None:
-        self.func = func
-        self.about = about
-        self.name = about.name
-        self.args = args
-        self.kwargs = kwargs
-        self.outs = outs
-        self.section = section
-        self.has_gradients = torch.is_grad_enabled()
+    @property
+    def name(self) -> str:
+        return self.about.name
 
-    def tensors(self) -> Iterable[Any]:
-        yield from tensors_in([self.args, list(self.kwargs.values()), self.outs])
-
-    def places(self) -> Iterable[tuple[Any, Any]]:
-        """Yield ((container, key), argument) for all arguments that are not containers."""
-        yield from places_in(self.args)
-        yield from places_in(self.kwargs)
+    def tensors(self) -> list[Any]:
+        return tensors_in([self.args, self.kwargs, self.outs])
 
 
 class Recording(TorchDispatchMode):  # type: ignore[misc]
@@ -139,7 +128,7 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         results: list[tuple[Any, Any]] = []
         outs = copy_arguments(as_list(out), results)
         call = Call(func, about, noted_args, noted_kwargs, outs, self.section)
-        self._check_call(call, about, inputs, results, before)
+        self._check_call(call, inputs, results, before)
         self._made.update(self._note_addresses(results) - before)
         if about.name == "lift_fresh":  # from torch.tensor(), which makes memory without a call
             self._lifted |= before
@@ -165,19 +154,12 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
                 addresses.add(address)
         return addresses
 
-    def _check_call(
-        self,
-        call: Call,
-        about: Facts,
-        given: list[tuple[Any, Any]],
-        made: list[tuple[Any, Any]],
-        before: set[int],
-    ) -> None:
+    def _check_call(self, call: Call, given: list[Any], made: list[Any], before: set[int]) -> None:
         """Set `refusal` if a program cannot repeat the call; also set `leaves_traces`.
 
         `given` and `made` pair the call's inputs and results with their copies.
         """
-        reason = None
+        reason, about = None, call.about
         if about.name == "_local_scalar_dense":
             reason = None if self.section is not None else ".item()"
         elif about.reads_data:
@@ -185,7 +167,7 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         elif about.shape_of_data and _depends_on_data(call):
             reason = f"{call.name}() returns a shape that depends on data"
         elif about.takes_generator and any(
-            isinstance(value, torch.Generator) for _, value in call.places()
+            isinstance(value, torch.Generator) for value in tree_leaves([call.args, call.kwargs])
         ):
             reason = f"{call.name}() draws from a generator other than the global one"
             self.leaves_traces = True

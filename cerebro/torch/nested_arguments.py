@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -72,25 +72,19 @@ def tensors_in(value: Any) -> list[Any]:
     return [tensor for tensor in all_tensors(value) if tensor.layout == torch.strided]
 
 
-def places_in(container: Any) -> Iterable[tuple[Any, Any]]:
-    keys: Sequence[Any] = list(container) if isinstance(container, dict) else range(len(container))
-    for key in keys:
-        if isinstance(container[key], (list, dict)):
-            yield from places_in(container[key])
-        else:
-            yield (container, key), container[key]
-
-
 def pair_leaves(left: Any, right: Any, path: Any = ()) -> Iterable[tuple[Any, Any, Any]]:
     """Yield the corresponding leaves of two nested arguments, with their paths."""
     if type(left) is type(right) and isinstance(left, (list, dict)):
-        keys = list(left) if isinstance(left, dict) else list(range(len(left)))
-        theirs = list(right) if isinstance(right, dict) else list(range(len(right)))
+        keys, theirs = (list(v) if isinstance(v, dict) else range(len(v)) for v in (left, right))
         if keys == theirs:
             for key in keys:
                 yield from pair_leaves(left[key], right[key], (*path, key))
             return
     yield path, left, right
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def form_of(tensor: Any) -> Any:

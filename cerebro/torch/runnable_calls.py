@@ -5,8 +5,10 @@ If an operator has a variant that writes into existing memory, the program calls
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import is_
 from typing import Any
 
 import torch
@@ -22,6 +24,12 @@ RESIZES = {
 
 ASKS_FOR_GRADIENTS = {"mkldnn_rnn_layer"}
 """Operators that compute differently, with different last bits, if gradients are off."""
+
+_ARITHMETIC = {
+    f"aten.{name}{overload}"
+    for name in ("add", "sub", "mul", "div")
+    for overload in ("_.Tensor", ".out")
+}
 
 _ABOUT_MEMORY = {"dtype", "layout", "device", "pin_memory", "memory_format"}
 
@@ -39,17 +47,16 @@ def make_runnable(
     if call.name in ("clone", "_to_copy"):
         copy = torch.ops.aten.copy_.default
         return copy, (copy, [outs[0], args[0]], {})
+    copying = call.func, (partial(_call_and_copy, call.func._op, outs), args, kwargs)
     if call.name in ASKS_FOR_GRADIENTS:
-        op = _WithGradients if call.has_gradients else _WithoutGradients
-        return call.func, (partial(_call_and_copy, op(call.func._op), outs), args, kwargs)
-    overload = _get_out_variant(call.func)
+        mode = torch.enable_grad if call.has_gradients else torch.no_grad
+        run = partial(_call_in_mode, mode, call.func._op)
+        return call.func, (partial(_call_and_copy, run, outs), args, kwargs)
+    overload = _find_out_variant(call.func)
     several = len(call.func._schema.returns) == 1 and len(outs) != 1
-    if (
-        overload is None
-        or any(not isinstance(t, torch.Tensor) for t in outs)
-        or (call.name in RESIZES)
-    ):
-        return call.func, (partial(_call_and_copy, call.func._op, outs), args, kwargs)
+    are_tensors = all(isinstance(t, torch.Tensor) for t in outs)
+    if overload is None or not are_tensors or call.name in RESIZES:
+        return copying
     variant, names, allowed = overload
     is_list = several or "[]" in str(call.func._schema.returns[0].type)
 
@@ -59,12 +66,10 @@ def make_runnable(
 
     # Some variants need an `out` of another shape than their result, so try them on other memory.
     beside = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in outs]
-    places = [address_of(t) for t in beside]
+    expected = [(address_of(t), form_of(t)) for t in beside]
     variant(*args, **name_outputs(beside))
-    if [form_of(t) for t in beside] != [form_of(t) for t in outs] or places != [
-        address_of(t) for t in beside
-    ]:
-        return call.func, (partial(_call_and_copy, call.func._op, outs), args, kwargs)
+    if [(address_of(t), form_of(t)) for t in beside] != expected:
+        return copying
     filled = name_outputs(outs)
     kwargs.clear()
     kwargs.update(filled)
@@ -76,17 +81,11 @@ def takes_number(func: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
 
     A tensor that is created in advance gives the same bits.
     """
-    if func not in _list_arithmetic() or isinstance(args[1], (torch.Tensor, bool)):
+    if str(func) not in _ARITHMETIC or isinstance(args[1], (torch.Tensor, bool)):
         return False
-    tensors = all_tensors([args, kwargs])
     dtype = args[0].dtype
-    return dtype in (torch.float32, torch.float64) and all(t.dtype == dtype for t in tensors)
-
-
-def _list_arithmetic() -> tuple[Any, ...]:
-    aten = torch.ops.aten
-    within = (aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.div_.Tensor)
-    return (*within, aten.add.out, aten.sub.out, aten.mul.out, aten.div.out)
+    are_same = all(t.dtype == dtype for t in all_tensors([args, kwargs]))
+    return dtype in (torch.float32, torch.float64) and are_same
 
 
 def find_binding(run: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -106,15 +105,10 @@ def find_binding(run: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
                 function(*args, **kwargs)
         except (RuntimeError, TypeError, ValueError):
             return run._op
-        if [func for func, _, _ in tried.calls] == [run] and all(
-            x is y
-            for called, passed in (
-                (tried.calls[0][1], args),
-                (list(tried.calls[0][2].items()), list(kwargs.items())),
-            )
-            for x, y in zip(all_tensors(list(called)), all_tensors(list(passed)), strict=False)
-        ):
-            return function
+        if [func for func, _, _ in tried.calls] == [run]:
+            called = all_tensors([list(tried.calls[0][1]), dict(tried.calls[0][2])])
+            if all(map(is_, called, all_tensors([args, kwargs]))):
+                return function
     return run._op
 
 
@@ -137,23 +131,9 @@ def _is_made(value: Any, given: set[int]) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() > 0 and address_of(value) not in given
 
 
-class _WithGradients:
-    """Calls an operator with gradients on."""
-
-    mode: Any = torch.enable_grad
-
-    def __init__(self, run: Callable[..., Any]) -> None:
-        self._run = run
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self.mode():
-            return self._run(*args, **kwargs)
-
-
-class _WithoutGradients(_WithGradients):
-    """Calls an operator with gradients off."""
-
-    mode = torch.no_grad
+def _call_in_mode(mode: Any, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with mode():
+        return run(*args, **kwargs)
 
 
 def _call_and_copy(run: Callable[..., Any], outs: list[Any], *args: Any, **kwargs: Any) -> None:
@@ -162,17 +142,9 @@ def _call_and_copy(run: Callable[..., Any], outs: list[Any], *args: Any, **kwarg
             to.copy_(value)
 
 
-_variants: dict[Any, Any] = {}
-
-
-def _get_out_variant(func: Any) -> Any:
-    """Return an operator's `out=` overload and the names of its outputs and other arguments."""
-    if func not in _variants:
-        _variants[func] = _find_out_variant(func)
-    return _variants[func]
-
-
+@functools.cache
 def _find_out_variant(func: Any) -> Any:
+    """Return an operator's `out=` overload and the names of its outputs and other arguments."""
     schema = func._schema
     expected = [(a.name, str(a.type)) for a in schema.arguments if a.name not in _ABOUT_MEMORY]
     names = {a.name for a in schema.arguments}
