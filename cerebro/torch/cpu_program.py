@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cerebro.torch.cpu_recorder import HIDDEN_WRITES, Call, Recording, facts, find_written_tensors
+from cerebro.torch.cpu_recorder import HIDDEN_WRITES, Call, Recording, find_written_tensors
 from cerebro.torch.elementwise import Block, Operation, make_operations, measure_rounding
 from cerebro.torch.native_calls import NativeCall, choose_draw, make_native_call
 from cerebro.torch.nested_arguments import (
@@ -38,49 +38,37 @@ class Program:
     """Calls that repeat a recorded step; `kept` are the tensors of its results."""
 
     def __init__(self, recording: Recording, kept: Iterable[Any]) -> None:
-        self._recording = recording
+        self.recording = recording
+        """The recorded step; available until :meth:`free_recording` is called."""
         self._steps: dict[int, tuple[Any, tuple[Any, Any, Any]]] = {}
         self._items: list[tuple[Any, Any, Any] | list[Operation] | NativeCall] = []
         self._calls: list[tuple[Any, Any, Any]] = []
         self._blocks: list[Block] = []
-        self._spoiled: list[tuple[Any, float]] = []
         self._moved: dict[tuple[int, Any], tuple[Any, int]] = {}
         self._replaced = replaced = _find_needless_copies(recording, {address_of(t) for t in kept})
-        views: dict[Any, Any] = {}
+        substitute = partial(replaced.substitute, {})
         tensors: dict[int, Any] = {}
         self.containers: dict[int, tuple[list[Any], dict[str, Any]]] = {}
         """The arguments and keywords of each call, which may be changed before a replay."""
         for index, call in enumerate(recording.calls):
             if index in replaced.dropped or _is_left_out(call):
                 continue
-            args = map_tensors(call.args, partial(replaced.substitute, views))
-            kwargs = map_tensors(call.kwargs, partial(replaced.substitute, views))
-            outs = map_tensors(call.outs, partial(replaced.substitute, views))
+            args, kwargs, outs = (
+                map_tensors(part, substitute) for part in (call.args, call.kwargs, call.outs)
+            )
             self._steps[index] = make_runnable(call, args, kwargs, outs)
             self.containers[index] = (args, kwargs)
         for call in recording.calls:
-            for tensor in tensors_in(map_tensors(call.outs, partial(replaced.substitute, views))):
+            for tensor in map(substitute, tensors_in(call.outs)):
                 if tensor.numel() and not recording.is_external(tensor):
                     tensors[address_of(tensor)] = tensor
         self._memory = tensors
         self.held_bytes = sum(t.untyped_storage().nbytes() for t in tensors.values())
         """The bytes of memory that only the program uses."""
 
-    def __len__(self) -> int:
-        return len(self._calls)
-
-    @property
-    def recording(self) -> Recording:
-        """The recorded step; available until :meth:`free_recording` is called."""
-        return self._recording
-
     def free_recording(self) -> None:
         """Free the memory that only :meth:`differs_from` needs."""
-        used = {
-            address_of(tensor) for item in self._items for tensor in tensors_in(_arguments_of(item))
-        }
-        self._spoiled = [(whole, bad) for whole, bad in self._spoiled if address_of(whole) in used]
-        del self._recording, self._replaced, self._memory
+        del self.recording, self._replaced, self._memory
         self._steps.clear()
         self._moved.clear()
         self.containers.clear()
@@ -113,16 +101,10 @@ class Program:
             items.append((drawn or find_binding(run, args, kwargs), args, kwargs))
         self._compile_blocks()
         # Invalidate the results, to notice a result that the program fails to write.
-        filled = {self._replaced.address(self._recording.calls[i].outs[0]) for i in constant}
-        self._spoiled = [
-            _prepare_spoiling(t) for address, t in self._memory.items() if address not in filled
-        ]
-        self.spoil()
-
-    def spoil(self) -> None:
-        """Invalidate all results that the program computes."""
-        for whole, bad in self._spoiled:
-            whole.fill_(bad)
+        filled = {self._replaced.address(self.recording.calls[i].outs[0]) for i in constant}
+        for address, tensor in self._memory.items():
+            if address not in filled:
+                _spoil(tensor)
 
     def _compile_blocks(self) -> None:
         """Compile the lists of elementwise operations into blocks."""
@@ -143,7 +125,7 @@ class Program:
 
     def _find_constants(self) -> set[int]:
         """Return the calls with constant results that no other call overwrites."""
-        calls = {index: self._recording.calls[index] for index in self._steps}
+        calls = {index: self.recording.calls[index] for index in self._steps}
         written = Counter(
             self._replaced.address(tensor)
             for call in calls.values()
@@ -171,7 +153,7 @@ class Program:
         `free` are the numbers that may differ, each as (number of the call, 0 for arguments or 1
         for keywords, path).
         """
-        ours = self._recording
+        ours = self.recording
         if [call.func for call in ours.calls] != [call.func for call in other.calls]:
             return "the step calls other operators than before"
         numbers: dict[int, int] = {}
@@ -187,20 +169,6 @@ class Program:
                     if not _are_alike(a, b, ours, other, numbers, mine.section is not None):
                         return f"{mine.name}() has other arguments than before"
         return None
-
-
-def _arguments_of(item: Any) -> list[Any]:
-    """Return what an item reads and writes."""
-    if isinstance(item, list):
-        return [[operation.out, *operation.operands] for operation in item]
-    if isinstance(item, tuple):
-        return [item[1], item[2], _memory_of(item[0])]
-    return list(item.tensors)
-
-
-def _memory_of(run: Any) -> list[Any]:
-    """Return the tensors into which a call copies its results."""
-    return list(run.args[1]) if isinstance(run, partial) else []
 
 
 def _are_alike(
@@ -273,24 +241,22 @@ def _find_needless_copies(recording: Recording, kept: set[int]) -> _Replaced:
 
 def _is_left_out(call: Call) -> bool:
     """Return whether a call writes no memory, like a view or an allocation."""
-    if call.name in ALLOCATES or facts(call.func).is_view:
+    if call.name in ALLOCATES or call.about.is_view:
         return True
-    if facts(call.func).mutates or call.name in HIDDEN_WRITES:
+    if call.about.mutates or call.name in HIDDEN_WRITES:
         return False
     if not call.func._schema.returns:
         return False  # it raises if the data are invalid
-    outs = list(tensors_in(call.outs))
     ins = {address_of(t) for t in tensors_in([call.args, call.kwargs])}
-    return all(address_of(t) in ins for t in outs)
+    return all(address_of(t) in ins for t in tensors_in(call.outs))
 
 
-def _list_changed_tensors(call: Call) -> list[Any]:
-    tensors = {address_of(t): t for t in find_written_tensors(call) + tensors_in(call.outs)}
-    return list(tensors.values())
+def _list_changed_tensors(call: Call) -> Iterable[Any]:
+    return {address_of(t): t for t in find_written_tensors(call) + tensors_in(call.outs)}.values()
 
 
-def _prepare_spoiling(tensor: Any) -> tuple[Any, float]:
-    """Return a tensor's whole memory, and an invalid value for it: NaN or -1."""
+def _spoil(tensor: Any) -> None:
+    """Fill a tensor's whole memory with an invalid value: NaN or -1."""
     size = tensor.untyped_storage().nbytes() // tensor.element_size()
     whole = tensor.as_strided((size,), (1,), 0)
-    return whole, math.nan if whole.is_floating_point() or whole.is_complex() else -1
+    whole.fill_(math.nan if whole.is_floating_point() or whole.is_complex() else -1)

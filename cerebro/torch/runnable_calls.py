@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cerebro.torch.cpu_recorder import Call, facts
+from cerebro.torch.cpu_recorder import Call
 from cerebro.torch.nested_arguments import address_of, all_tensors, as_list, form_of, tensors_in
 
 RESIZES = {
@@ -38,7 +38,7 @@ def make_runnable(
     call: Call, args: list[Any], kwargs: dict[str, Any], outs: list[Any]
 ) -> tuple[Any, tuple[Any, Any, Any]]:
     """Return an operator, and (function, arguments, keywords) that repeat a call into `outs`."""
-    if facts(call.func).mutates:
+    if call.about.mutates:
         addresses = {address_of(t) for t in tensors_in([args, kwargs])}
         results = [t if _is_made(t, addresses) else None for t in outs]
         if not any(t is not None for t in results):
