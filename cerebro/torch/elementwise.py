@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 import cerebro._core as _core
-from cerebro.torch.nested_arguments import is_number
+from cerebro.torch.cpu_recorder import is_number
 
 PARALLEL = 32768
 """The number of elements from which PyTorch uses several threads, if it has several."""

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from cerebro.torch.cpu_program import Program
-from cerebro.torch.cpu_recorder import Call, Recording
-from cerebro.torch.nested_arguments import is_number, pair_leaves
+from cerebro.torch.cpu_recorder import Call, Recording, is_number, pair_leaves
 from cerebro.torch.optimizer_step import are_different_objects, groups_of, has_hooks
 
 Group = Mapping[str, Any]

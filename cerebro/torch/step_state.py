@@ -22,7 +22,7 @@ from torch.optim import optimizer as torch_optimizer
 
 import cerebro._core as _core
 from cerebro.machine import generators
-from cerebro.torch.nested_arguments import TENSORS
+from cerebro.torch.cpu_recorder import TENSORS
 
 Batch = dict[str, Any]
 Values = dict[str, Any]
