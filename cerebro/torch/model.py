@@ -436,8 +436,9 @@ class Model(BaseModel):
 
         They belong to recorded steps, and to weights that the state leaves out.
         """
-        steps: list[Any] = [*self._recorded, *filter(None, [self._graphed])]
-        return self._network.frozen_bytes + sum(step.held_bytes for step in steps)
+        recorded = sum(step.held_bytes for step in self._recorded)
+        graphed = 0 if self._graphed is None else self._graphed.held_bytes
+        return self._network.frozen_bytes + recorded + graphed
 
     def predict_batch(self, batch: Batch) -> Any:
         """Return the network's output for a batch, in evaluation mode, without gradients."""

@@ -35,7 +35,7 @@ class Network(Part):
         self._is_partial = is_partial
         # The size of the state tells how much memory a model uses, but these are not in the state.
         frozen = [*net.buffers(), *(p for p in net.parameters() if not p.requires_grad)]
-        self.frozen_bytes = sum(t.nbytes for t in frozen) if is_partial else 0
+        self.frozen_bytes: int = sum(t.nbytes for t in frozen) if is_partial else 0
         parts = net.modules() if net.training else ()
         self._keep_evaluating = [part for part in parts if not part.training]
         self._trained_as_built: list[tuple[str, Any, bool]] = []  # known after build

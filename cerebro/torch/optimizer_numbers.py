@@ -8,8 +8,6 @@ values; otherwise steps are not replayed. Before every replay, the formulas are 
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -209,7 +207,9 @@ class Numbers:
                     if not is_number(before) or before == after:
                         continue
                     group, formula = _find_formula(before, after, now, probe.values, call.name)
-                    container = functools.reduce(operator.getitem, path[:-1], into)
+                    container: Any = into
+                    for key in path[:-1]:
+                        container = container[key]
                     holes.append(Hole(group, formula, container, path[-1]))
                     free.add((index, which, path))
         return holes, free
