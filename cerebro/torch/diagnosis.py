@@ -15,6 +15,8 @@ import torch
 from cerebro.model import column_names
 from cerebro.report.findings import Finding
 from cerebro.torch.model import Model
+from cerebro.torch.optimizer_step import groups_of
+from cerebro.torch.step_state import copy_values
 from cerebro.torch.watched_calls import Calls, LossCall, is_scripted, watch_calls
 
 UNSCALED = 20.0
@@ -101,7 +103,7 @@ def _diagnose_model(model: Model, batch: Mapping[str, Any]) -> tuple[list[Findin
     network.set_training_mode()
     augmented = dict(batch)
     if model._augment is not None:
-        augmented = model._augment(_copy_batch(augmented))
+        augmented = model._augment(copy_values(augmented))
     tensors = {n: v for n, v in augmented.items() if isinstance(v, torch.Tensor)}
     before = {n: v.clone() for n, v in tensors.items() if v.nbytes <= MOST_COMPARED}
     with watch_calls([model.net], _find_targets(model, augmented)) as trained:
@@ -118,14 +120,10 @@ def _diagnose_model(model: Model, batch: Mapping[str, Any]) -> tuple[list[Findin
 
 
 def _watch(nets: Sequence[Any], batch: Mapping[str, Any], step: Any, model: Any = None) -> Calls:
-    copied = _copy_batch(batch)
+    copied = copy_values(batch)
     with watch_calls(nets, _find_targets(model, copied)) as calls:
         step(copied)
     return calls
-
-
-def _copy_batch(batch: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
 
 
 def _find_targets(model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -355,7 +353,7 @@ def _are_equal(left: Any, right: Any) -> bool:
 
 def _check_optimizers(model: Model) -> Iterator[Finding]:
     """Compare the optimizers' parameters with the network's, after a step that leaves gradients."""
-    taken = {id(p): p for group in _parameter_groups(model) for p in group["params"]}
+    taken = {id(p): p for group in groups_of(model._optimizers) for p in group["params"]}
     if not any(map(_has_gradient, taken.values())):
         yield Finding(
             "nothing-trains",
@@ -369,12 +367,8 @@ def _check_optimizers(model: Model) -> Iterator[Finding]:
     yield from _check_other_parameters(model, named, taken)
 
 
-def _parameter_groups(model: Model) -> list[Any]:
-    return [group for optimizer in model._optimizers for group in optimizer.param_groups]
-
-
 def _check_learning_rates(model: Model) -> Iterator[Finding]:
-    rates = [float(group.get("lr", 1)) for group in _parameter_groups(model)]
+    rates = [float(group.get("lr", 1)) for group in groups_of(model._optimizers)]
     if not any(rates):
         scheduled = bool(model._schedulers)
         yield Finding(

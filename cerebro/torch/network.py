@@ -9,6 +9,7 @@ import torch
 
 from cerebro.errors import InputError
 from cerebro.model import Part
+from cerebro.torch.optimizer_step import groups_of
 from cerebro.torch.parameter_order import ParameterNames
 from cerebro.torch.state import frozen_names, gradients_of, load_gradients, load_net
 
@@ -45,8 +46,7 @@ class Network(Part):
         return self.parameters[0].device
 
     def _list_parameters(self) -> list[Any]:
-        groups = (group for item in self._optimizers for group in item.param_groups)
-        theirs = (parameter for group in groups for parameter in group["params"])
+        theirs = (p for group in groups_of(self._optimizers) for p in group["params"])
         everything = (*self.net.parameters(), *theirs)
         return list({id(parameter): parameter for parameter in everything}.values())
 

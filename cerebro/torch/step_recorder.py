@@ -22,6 +22,7 @@ from cerebro.torch.step_state import (
     Surroundings,
     Values,
     copy_values,
+    describe_error,
     fill,
     have_same_bits,
 )
@@ -87,7 +88,7 @@ class StepRecorder:
 
     def record(self, batch: Batch, phase: int) -> Outcome:
         """Take a step and make its program; there is none if the step replaces tensors."""
-        state, static = self.state, _copy_batch(batch)
+        state, static = self.state, copy_values(batch)
         before, counts = state.copy_values(), self.numbers.counts()
         watched, values = self._record_and_undo(static, batch, phase, before)
         if watched.refusal is not None:
@@ -138,7 +139,7 @@ class StepRecorder:
             if self.state.is_as_listed():
                 watched.after = self.state.copy_values()
         except Exception as error:
-            watched.refusal = _describe("it cannot be recorded", error)
+            watched.refusal = describe_error("it cannot be recorded", error)
             self._drop_gradients()  # a backward pass may have left some of them
         entries.restore()
         self.state.restore(before, watched.after)
@@ -211,7 +212,7 @@ class StepRecorder:
         Both begin in the current state, which is restored.
         """
         _, phase, _, present = key
-        state, batch = self.state, _copy_batch(recorded.static)
+        state, batch = self.state, copy_values(recorded.static)
         gradients, before = self.gradients.list_pairs(), state.copy_values()
         drawn: Copied | None = None
         try:
@@ -230,7 +231,7 @@ class StepRecorder:
         except Different as error:
             return f"it is not the ordinary step any more: {error}"
         except Exception as error:
-            return _describe("the ordinary step fails", error)
+            return describe_error("the ordinary step fails", error)
         finally:
             state.restore(before, drawn)
             self.gradients.restore(gradients)
@@ -251,15 +252,7 @@ def _explain(error: Exception) -> str:
         return f"it is not the ordinary step: {error}"
     if isinstance(error, Unexplained):
         return str(error)
-    return _describe("it cannot be run again", error)
-
-
-def _describe(what: str, error: Exception) -> str:
-    return f"{what}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-def _copy_batch(batch: Batch) -> Batch:
-    return {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
+    return describe_error("it cannot be run again", error)
 
 
 def _require_same_metrics(found: Values, values: Values) -> None:
