@@ -59,14 +59,13 @@ def copy_deeply(value: Any) -> Any:
 def _is_ordinary(optimizer: Any) -> bool:
     """Return whether an optimizer's state has the format of torch's base class."""
     base, kind = torch.optim.Optimizer, type(optimizer)
-    return (
-        isinstance(optimizer, base)
-        and kind.state_dict is base.state_dict
-        and kind.load_state_dict is base.load_state_dict
-        and not optimizer._optimizer_state_dict_pre_hooks
-        and not optimizer._optimizer_state_dict_post_hooks
-        and not optimizer._optimizer_load_state_dict_pre_hooks
-        and not optimizer._optimizer_load_state_dict_post_hooks
+    if not isinstance(optimizer, base):
+        return False
+    return all(
+        getattr(kind, method) is getattr(base, method)
+        and not getattr(optimizer, f"_optimizer_{method}_pre_hooks")
+        and not getattr(optimizer, f"_optimizer_{method}_post_hooks")
+        for method in ("state_dict", "load_state_dict")
     )
 
 
@@ -249,10 +248,8 @@ def load_clone(
 ) -> None:
     """See :meth:`cerebro.torch.Model.load_clone`."""
     own_settings = [group_settings(optimizer) for optimizer in optimizers]
-    advanced = [
-        advance_state(scheduler, part)
-        for scheduler, part in split_state(schedulers, state.get("scheduler", {}))
-    ]
+    pairs = split_state(schedulers, state.get("scheduler", {}))
+    advanced = [advance_state(scheduler, part) for scheduler, part in pairs]
     load(state)
     for optimizer, settings in zip(optimizers, own_settings, strict=True):
         apply_settings(optimizer, settings)
@@ -320,9 +317,7 @@ def load_net(net: Any, state: Mapping[str, Any], *, partial: bool) -> None:
         what = one_line(f"the state does not fit the network: {error}; {SAME_MODEL}")
         raise StateError(what) from error
     missing = set(result.missing_keys) - (frozen_names(net) if partial else set())
-    for what, names in (
-        ("misses", missing),
-        ("has, beside the network's,", result.unexpected_keys),
-    ):
+    extra = result.unexpected_keys
+    for what, names in (("misses", missing), ("has, beside the network's,", extra)):
         if names:
             raise StateError(f"the state {what} {', '.join(sorted(names))}: {SAME_MODEL}")
