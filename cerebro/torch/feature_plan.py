@@ -161,9 +161,8 @@ def choose_layers(
     once = np.where(sets, compute, 0).max(axis=1, initial=0)
     seconds = once + np.where(sets, uses * load, uses * compute).sum(axis=1)
     best = np.lexsort(((sets * nbytes).sum(axis=1), seconds))[0]
-    return tuple(name for name, stored in zip(names, sets[best], strict=True) if stored), float(
-        seconds[best]
-    )
+    chosen = tuple(name for name, stored in zip(names, sets[best], strict=True) if stored)
+    return chosen, float(seconds[best])
 
 
 def _measure(

@@ -38,6 +38,7 @@ from cerebro.torch.step_state import (
     StepState,
     Values,
     copy_values,
+    describe_error,
     fill,
     have_same_bits,
     shape_of,
@@ -170,14 +171,13 @@ class CudaRecorder:
 @contextmanager
 def _no_collections() -> Iterator[None]:
     # The garbage collector would destroy the graphs of dropped models. This invalidates a capture.
-    if not gc.isenabled():
-        yield
-        return
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 class GraphedStep:
@@ -314,8 +314,7 @@ class GraphedStep:
         if isinstance(error, Different):
             self._refuse(f"it is not the ordinary step: {error}")
         else:
-            text = " ".join(str(error).split())[:300]
-            self._refuse(f"it cannot be captured: {type(error).__name__}: {text}")
+            self._refuse(describe_error("it cannot be captured", error))
         self._drop_gradients()
         self._state.restore(after)
 

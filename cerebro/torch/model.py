@@ -436,8 +436,9 @@ class Model(BaseModel):
 
         They belong to recorded steps, and to weights that the state leaves out.
         """
-        steps: list[Any] = [*self._recorded, *filter(None, [self._graphed])]
-        return self._network.frozen_bytes + sum(step.held_bytes for step in steps)
+        recorded = sum(step.held_bytes for step in self._recorded)
+        graphed = 0 if self._graphed is None else self._graphed.held_bytes
+        return self._network.frozen_bytes + recorded + graphed
 
     def predict_batch(self, batch: Batch) -> Any:
         """Return the network's output for a batch, in evaluation mode, without gradients."""
@@ -593,12 +594,12 @@ class Model(BaseModel):
             return None
         function = getattr(step, "__func__", None)
         if function is Model.eval_batch:
-            return self._recorded[1].ready
+            return self._recorded[1].unit.ready
         if function is not Model.train_batch or self._updates.by_batch:
             return None
         if self.accumulate != 1 or self._augment is not None:
             return None
-        return self._recorded[0].ready
+        return self._recorded[0].unit.ready
 
     def begin_recorded_unit(self, *, training: bool) -> None:
         """Begin a unit whose steps may be recorded."""
@@ -626,7 +627,7 @@ class Model(BaseModel):
 
     def has_failed_replay(self, *, training: bool) -> bool:
         """Return whether an exception in the unit is from a replayed step."""
-        return bool(self._recorded) and self._recorded[0 if training else 1].has_failed()
+        return bool(self._recorded) and self._recorded[0 if training else 1].unit.has_failed()
 
     @property
     def replays(self) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from cerebro.errors import InputError
 from cerebro.model import Part
+from cerebro.torch.optimizer_step import groups_of
 from cerebro.torch.parameter_order import ParameterNames
 from cerebro.torch.state import frozen_names, gradients_of, load_gradients, load_net
 
@@ -24,33 +25,28 @@ class Network(Part):
         self.parts = [net, loss] if isinstance(loss, torch.nn.Module) else [net]
         """The modules with tensors that a training step may change."""
         self._optimizers = optimizers
-        self._parameters = self._list_parameters()
+        self.parameters = self._list_parameters()
+        """The network's parameters in order, then other parameters of the optimizers.
+
+        The list is always the same object.
+        """
         self.names = ParameterNames(net, loss)
-        self._built_with = len(self._parameters)
+        self._built_with = len(self.parameters)
         self._grown: list[Any] = []  # parameters of layers that were added in training
         self._is_partial = is_partial
         # The size of the state tells how much memory a model uses, but these are not in the state.
         frozen = [*net.buffers(), *(p for p in net.parameters() if not p.requires_grad)]
-        self.frozen_bytes = sum(t.nbytes for t in frozen) if is_partial else 0
+        self.frozen_bytes: int = sum(t.nbytes for t in frozen) if is_partial else 0
         parts = net.modules() if net.training else ()
         self._keep_evaluating = [part for part in parts if not part.training]
         self._trained_as_built: list[tuple[str, Any, bool]] = []  # known after build
 
     @property
-    def parameters(self) -> list[Any]:
-        """The network's parameters in order, then any other parameters of the optimizers.
-
-        The list is always the same object.
-        """
-        return self._parameters
-
-    @property
     def device(self) -> Any:
-        return self._parameters[0].device
+        return self.parameters[0].device
 
     def _list_parameters(self) -> list[Any]:
-        groups = (group for item in self._optimizers for group in item.param_groups)
-        theirs = (parameter for group in groups for parameter in group["params"])
+        theirs = (p for group in groups_of(self._optimizers) for p in group["params"])
         everything = (*self.net.parameters(), *theirs)
         return list({id(parameter): parameter for parameter in everything}.values())
 
@@ -63,13 +59,13 @@ class Network(Part):
 
         Return whether there are any.
         """
-        ids = {id(parameter) for parameter in self._parameters}
+        ids = {id(parameter) for parameter in self.parameters}
         new = [item for item in self._list_parameters() if id(item) not in ids]
         if new:
             self._grown = sorted(
                 [*self._grown, *new], key=lambda item: self.names.name_of(item) or ""
             )
-            self._parameters[self._built_with :] = self._grown
+            self.parameters[self._built_with :] = self._grown
         return bool(new)
 
     def set_training_mode(self) -> None:
@@ -78,12 +74,12 @@ class Network(Part):
             part.training = False
 
     def clip_gradients(self, norm: float) -> None:
-        torch.nn.utils.clip_grad_norm_(self._parameters, norm)
+        torch.nn.utils.clip_grad_norm_(self.parameters, norm)
 
     def drop_gradients(self) -> None:
         # Include parameters without an optimizer: their gradients would accumulate, count in
         # clip_norm, and be lost in a hop.
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.grad = None
 
     # --- state ----------------------------------------------------------------
@@ -109,7 +105,7 @@ class Network(Part):
         return {"requires_grad": now} if now else {}
 
     def gradients(self) -> dict[str, Any]:
-        return gradients_of(self._parameters, self.names)
+        return gradients_of(self.parameters, self.names)
 
     def load_weights(self, state: Mapping[str, Any]) -> None:
         """Load ``requires_grad`` and ``net``, and drop all gradients."""
@@ -125,7 +121,7 @@ class Network(Part):
         """Load ``loss`` and ``gradients``."""
         if "loss" in state:
             load_net(self.parts[-1], state["loss"], partial=False)
-        load_gradients(self._parameters, state.get("gradients", {}), self.names)
+        load_gradients(self.parameters, state.get("gradients", {}), self.names)
 
 
 def place(net: Any, optimizers: Sequence[Any], others: Iterable[Any], device: str | None) -> None:

@@ -39,19 +39,12 @@ class Meters(Part):
         self._meters = metrics
         self._accumulating = accumulating
         self._epoch_metrics = whole
+        self.needs_updates, self.needs_outputs = bool(accumulating), bool(whole)
         self._returned: dict[str, str] = {}  # metrics that step returned: their paths by name
 
     def __bool__(self) -> bool:
         """Return whether there are torchmetrics metrics."""
         return bool(self._meters)
-
-    @property
-    def needs_outputs(self) -> bool:
-        return bool(self._epoch_metrics)
-
-    @property
-    def needs_updates(self) -> bool:
-        return bool(self._accumulating)
 
     def update(self, *given: Any) -> None:
         """Update the named torchmetrics metrics with a batch's output and target."""
@@ -137,7 +130,7 @@ class Objective(Part):
     ) -> None:
         self.net = net
         self._forward = forward
-        self._loss = loss
+        self._loss, self.has_loss = loss, loss is not None
         self._metrics = metrics
         self.meters = meters
         self._step = step
@@ -158,10 +151,6 @@ class Objective(Part):
             return compute(batch)
         with self.autocast:
             return compute(batch)
-
-    @property
-    def has_loss(self) -> bool:
-        return self._loss is not None
 
     def predict(self, batch: Batch) -> Any:
         """Return the network's output."""

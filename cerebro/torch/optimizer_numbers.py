@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from cerebro.torch.cpu_program import Program
-from cerebro.torch.cpu_recorder import Call, Recording
+from cerebro.torch.cpu_recorder import Call, Recording, is_number, pair_leaves
 from cerebro.torch.optimizer_step import are_different_objects, groups_of, has_hooks
 
 Group = Mapping[str, Any]
@@ -91,7 +91,7 @@ class Numbers:
     """The settings of optimizers and their counts of steps."""
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
-        self._optimizers = optimizers
+        self.optimizers = optimizers
         self._groups: list[tuple[Any, Formulas | None, Any]] = []
         self.settings: list[Any] = []
         """All settings, for comparison; equal settings stay the same object."""
@@ -102,19 +102,19 @@ class Numbers:
     def take_groups(self) -> bool:
         """Store the optimizers' current groups; return whether the objects have changed."""
         if not are_different_objects(
-            groups_of(self._optimizers), [group for group, _, _ in self._groups]
+            groups_of(self.optimizers), [group for group, _, _ in self._groups]
         ):
             return False
         self._groups = [
             (group, FORMULAS.get(type(item)), item)
-            for item in self._optimizers
+            for item in self.optimizers
             for group in groups_of([item])
         ]
         return True
 
     def refusal(self) -> str | None:
         """Return the reason why the optimizers' steps cannot be repeated, or None."""
-        for item in self._optimizers:
+        for item in self.optimizers:
             kind = type(item).__name__
             if type(item) not in FORMULAS:
                 return f"there are no formulas for {kind}'s numbers"
@@ -175,6 +175,9 @@ class Numbers:
         assert formulas is not None
         return formulas(settings, count)
 
+    def all_values(self, counts: Sequence[float]) -> list[dict[str, Any]]:
+        return [self.values(group, count) for group, count in enumerate(counts)]
+
     def read_inputs(self, group: int, formula: str) -> tuple[float, float, Any]:
         """Return the inputs of a formula of `COUNTED`: rate, beta and the tensor of steps."""
         settings, _, item = self._groups[group]
@@ -192,7 +195,7 @@ class Numbers:
         ours = [(i, call) for i, call in enumerate(calls) if call.section is not None]
         if [call.func for _, call in ours] != [call.func for call in probe.calls]:
             raise Unexplained("the optimizer calls different operators under different settings")
-        now = [self.values(group, count) for group, count in enumerate(counts)]
+        now = self.all_values(counts)
         holes, free = [], set()
         for (index, call), changed in zip(ours, probe.calls, strict=True):
             if index not in program.containers:
@@ -200,40 +203,42 @@ class Numbers:
             args, kwargs = program.containers[index]
             parts = ((call.args, changed.args, args), (call.kwargs, changed.kwargs, kwargs))
             for which, (here, there, into) in enumerate(parts):
-                for path in _number_paths(here):
-                    before, after = _get_item(here, path), _get_item(there, path)
-                    if before == after:
+                for path, before, after in pair_leaves(here, there):
+                    if not is_number(before) or before == after:
                         continue
                     group, formula = _find_formula(before, after, now, probe.values, call.name)
-                    container = _get_item(into, path[:-1])
+                    container: Any = into
+                    for key in path[:-1]:
+                        container = container[key]
                     holes.append(Hole(group, formula, container, path[-1]))
                     free.add((index, which, path))
         return holes, free
 
 
 class Probe:
-    """The optimizers' calls under different settings.
+    """The optimizers' calls under different settings, and the values of the formulas.
 
     The optimizers make a step with zero gradients; the caller must restore the state afterwards.
     """
 
     def __init__(self, numbers: Numbers, stepped: Sequence[Any], recording: Recording) -> None:
-        optimizers = numbers._optimizers
+        optimizers, groups = numbers.optimizers, groups_of(numbers.optimizers)
         for parameter in stepped:
             parameter.grad = torch.zeros_like(parameter)
-        changed: list[tuple[Any, dict[str, Any]]] = []
+        saved = [{key: group[key] for key in NUMBERS if key in group} for group in groups]
         try:
-            for place, (group, _, _) in enumerate(numbers._groups):
-                changed.append((group, {key: group[key] for key in NUMBERS if key in group}))
+            for place, group in enumerate(groups):
                 group.update(_alter_settings(group, place))
-            _advance_steps(optimizers)
-            counts = numbers.counts()
-            self.values = [numbers.values(group, count) for group, count in enumerate(counts)]
+            for entries in (entries for item in optimizers for entries in item.state.values()):
+                step = entries.get("step") if isinstance(entries, dict) else None
+                if isinstance(step, torch.Tensor):
+                    step += 5
+            self.values = numbers.all_values(numbers.counts())
             with recording, mark_sections(recording, optimizers):
                 for optimizer in optimizers:
                     optimizer.step()
         finally:
-            for group, settings in changed:
+            for group, settings in zip(groups, saved, strict=True):
                 group.update(settings)
         self.calls = [call for call in recording.calls if call.section is not None]
 
@@ -281,14 +286,6 @@ def _alter_settings(group: Group, place: int) -> dict[str, Any]:
     return settings
 
 
-def _advance_steps(optimizers: Sequence[Any]) -> None:
-    for optimizer in optimizers:
-        for entries in optimizer.state.values():
-            step = entries.get("step") if isinstance(entries, dict) else None
-            if isinstance(step, torch.Tensor):
-                step += 5
-
-
 def _find_formula(one: Any, two: Any, now: Any, then: Any, name: str) -> tuple[int, str]:
     for group, (here, there) in enumerate(zip(now, then, strict=True)):
         for formula, value in here.items():
@@ -314,18 +311,3 @@ def _find_step_count(optimizer: Any, parameters: Sequence[Any]) -> Any:
         if entries and "step" in entries:
             return entries["step"]
     return None
-
-
-def _number_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        yield path
-    elif isinstance(value, (list, dict)):
-        keys = list(value) if isinstance(value, dict) else range(len(value))
-        for key in keys:
-            yield from _number_paths(value[key], (*path, key))
-
-
-def _get_item(value: Any, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        value = value[key]
-    return value

@@ -10,6 +10,7 @@ import torch
 import cerebro._core as _core
 from cerebro.torch.cpu_program import Program
 from cerebro.torch.optimizer_numbers import COUNTED, Hole, Numbers
+from cerebro.torch.outputs import detach_value
 from cerebro.torch.step_state import Batch, Values, copy_values, fill
 from cerebro.torch.witness import leaves_of
 
@@ -33,7 +34,7 @@ class RecordedProgram:
             value.untyped_storage().nbytes() for value in tensors_of(static.values())
         )
         self.leaves = leaves_of(program.recording)
-        self.values = {name: _detach(value) for name, value in values.items()}
+        self.values = {name: detach_value(value) for name, value in values.items()}
         self._tensors: dict[Any, Any] = {}  # numbers that are tensors: by group, formula and type
         self._constants: dict[Any, Any] = {}
         self._holes = holes
@@ -156,9 +157,3 @@ def _name_of(dtype: Any) -> str:
 def tensors_of(values: Any) -> list[Any]:
     flat = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
     return [item for item in flat if isinstance(item, torch.Tensor)]
-
-
-def _detach(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_detach, value))
-    return value.detach() if isinstance(value, torch.Tensor) else value

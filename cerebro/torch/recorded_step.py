@@ -53,6 +53,7 @@ class UnitReplays:
 
     def __init__(self) -> None:
         self.ready: list[_core.Replay] = []
+        """Steps that `_core.run_unit` may replay by itself until the unit ends."""
         self.replays = 0  # of all units
         self._offered: list[tuple[Any, _core.Replay]] = []
         self._used: Counter[Any] = Counter()
@@ -117,13 +118,11 @@ class RecordedStep:
         self._recorder = StepRecorder(step, modules, optimizers, parameters, drop_gradients)
         self._numbers = self._recorder.numbers
         self._gradients = self._recorder.gradients
-        self._unit = UnitReplays()
+        self.unit = UnitReplays()
         self._programs: dict[Any, RecordedProgram] = {}
         self._seen: dict[Any, int] = {}
         self._looks_again = True
         self._tries = 0
-        self.ready = self._unit.ready
-        """Steps that `_core.run_unit` may replay by itself until the unit ends."""
         self.refusal: str | None = None
         """The reason why steps are no longer recorded; None while they are."""
 
@@ -146,7 +145,7 @@ class RecordedStep:
         if recorded.compared < COMPARED:
             return self._compare(batch, phase, recorded)
         recorded.set_numbers(self._numbers)
-        values = self._unit.run(key, recorded, batch)
+        values = self.unit.run(key, recorded, batch)
         self._gradients.restore(recorded.gradients)
         self._offer(key, recorded)
         return values
@@ -154,7 +153,7 @@ class RecordedStep:
     @property
     def replays(self) -> int:
         """The number of steps replayed without a comparison; `_core.run_unit`'s are added later."""
-        return self._unit.replays
+        return self.unit.replays
 
     @property
     def held_bytes(self) -> int:
@@ -163,7 +162,7 @@ class RecordedStep:
 
     def request_check(self) -> None:
         """Check the tensors' addresses before the next step: after loading a state, or a unit."""
-        self._unit.take_back()
+        self.unit.take_back()
         self._looks_again = True
 
     # --- units -------------------------------------------------------------
@@ -174,7 +173,7 @@ class RecordedStep:
         With `at_once`, `_core.run_unit` may replay the first batch, too. The modules must then be
         in the mode of the unit's steps.
         """
-        self._unit.begin()
+        self.unit.begin()
         self._looks_again = True
         if at_once and self._programs:
             self._offer_all()
@@ -185,25 +184,22 @@ class RecordedStep:
         Both make one more step from the current state, on the last batch; then the state is
         restored. If they differ, the unit's states may be wrong, and recording ends.
         """
-        used = self._unit.begin()
+        used = self.unit.begin()
         if self.refusal is not None:
             return None
         self._numbers.take_settings()
         for key in used:
             if key in self._programs and key[2] == self._numbers.branches:
-                how = self._recorder.compare_once_more(self._programs[key], key)
+                with self._recorder.state.list_once():
+                    how = self._recorder.compare_once_more(self._programs[key], key)
                 if how is not None:
                     self._refuse(how)
                 return how
         return None
 
-    def has_failed(self) -> bool:
-        """Return whether a replay has raised an exception in this unit."""
-        return self._unit.has_failed()
-
     def refuse(self, reason: str) -> None:
         """Take only ordinary steps from now on, without a log message."""
-        self._unit.take_back()
+        self.unit.take_back()
         self._programs.clear()
         self._seen.clear()
         self.refusal = reason
@@ -222,7 +218,7 @@ class RecordedStep:
 
     def _offer(self, key: Any, recorded: RecordedProgram) -> None:
         if not recorded.gradients:
-            self._unit.offer(key, recorded.make_replay(self._numbers))
+            self.unit.offer(key, recorded.make_replay(self._numbers))
 
     # --- recording ---------------------------------------------------------
 
@@ -237,7 +233,8 @@ class RecordedStep:
             return self._step(batch, phase)
         if torch.autograd._profiler_enabled():  # the user's; there can be no witness beside it
             return self._step(batch, phase)
-        outcome = self._recorder.record(batch, phase)
+        with self._recorder.state.list_once():
+            outcome = self._recorder.record(batch, phase)
         if outcome.program is not None:
             self._programs[key] = outcome.program
         elif outcome.refusal is None:  # the step has replaced tensors
@@ -247,7 +244,8 @@ class RecordedStep:
         return self._accept(outcome)
 
     def _compare(self, batch: Batch, phase: int, recorded: RecordedProgram) -> Values:
-        values = self._accept(self._recorder.compare(recorded, batch, phase))
+        with self._recorder.state.list_once():
+            values = self._accept(self._recorder.compare(recorded, batch, phase))
         if recorded.compared == COMPARED:
             recorded.program.free_recording()
         return values
@@ -265,7 +263,7 @@ class RecordedStep:
 
     def _check_programs(self) -> bool:
         """Drop programs that no longer match; return whether steps may still be recorded."""
-        self._unit.take_back()
+        self.unit.take_back()
         if self._recorder.has_changed() and self._programs:
             self._programs.clear()
             self._seen.clear()

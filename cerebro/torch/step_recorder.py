@@ -22,6 +22,7 @@ from cerebro.torch.step_state import (
     Surroundings,
     Values,
     copy_values,
+    describe_error,
     fill,
     have_same_bits,
 )
@@ -51,9 +52,10 @@ class Watched:
 
 
 class StepRecorder:
-    """Takes a step with and without a recording, and knows all that the step may change.
+    """Takes a step with and without a recording, and compares.
 
-    For the arguments, see `cerebro.torch.recorded_step.RecordedStep`.
+    Its `state` is all that the step may change; it must be listed (`StepState.list_once`). For the
+    arguments, see `cerebro.torch.recorded_step.RecordedStep`.
     """
 
     def __init__(
@@ -70,14 +72,14 @@ class StepRecorder:
         self._drop_gradients = drop_gradients
         self.gradients = Gradients(parameters)
         self.numbers = Numbers(optimizers)
-        self._state = StepState(modules, optimizers, self.gradients)
+        self.state = StepState(modules, optimizers, self.gradients)
         self._places: Any = None
         self._surroundings: Surroundings | None = None
 
     def has_changed(self) -> bool:
         """Return whether programs do not match the tensors and surroundings any more."""
         self.gradients.prepare()
-        before, self._places = self._places, self._state.places()
+        before, self._places = self._places, self.state.places()
         if self._surroundings is None or self._places != before:
             return True
         return not self._surroundings.are_unchanged()
@@ -86,11 +88,7 @@ class StepRecorder:
 
     def record(self, batch: Batch, phase: int) -> Outcome:
         """Take a step and make its program; there is none if the step replaces tensors."""
-        with self._state.list_once():
-            return self._record(batch, phase)
-
-    def _record(self, batch: Batch, phase: int) -> Outcome:
-        state, static = self._state, _copy_batch(batch)
+        state, static = self.state, copy_values(batch)
         before, counts = state.copy_values(), self.numbers.counts()
         watched, values = self._record_and_undo(static, batch, phase, before)
         if watched.refusal is not None:
@@ -128,7 +126,7 @@ class StepRecorder:
         it is recorded, or fails. A step that cannot be undone is not taken again.
         """
         entries, gradients = Entries(self._modules, self.optimizers), self.gradients.list_pairs()
-        watched = Watched(Recording(self._state.storages()))
+        watched = Watched(Recording(self.state.storages()))
         try:
             with mark_sections(watched.recording, self.optimizers) as stepped, watched.recording:
                 watched.values = self._take_step(dict(static), phase)
@@ -138,13 +136,13 @@ class StepRecorder:
             watched.gradients = self.gradients.list_pairs()
             if watched.recording.leaves_traces:
                 return watched, watched.told
-            if self._state.is_as_listed():
-                watched.after = self._state.copy_values()
+            if self.state.is_as_listed():
+                watched.after = self.state.copy_values()
         except Exception as error:
-            watched.refusal = _describe("it cannot be recorded", error)
+            watched.refusal = describe_error("it cannot be recorded", error)
             self._drop_gradients()  # a backward pass may have left some of them
         entries.restore()
-        self._state.restore(before, watched.after)
+        self.state.restore(before, watched.after)
         self.gradients.restore(gradients)
         values, how = self._take_witnessed_step(batch, phase, leaves_of(watched.recording))
         watched.refusal = watched.refusal or how
@@ -173,7 +171,7 @@ class StepRecorder:
             return [], set()
         gradients = self.gradients.list_pairs()
         try:
-            probe = Probe(self.numbers, watched.stepped, Recording(self._state.storages()))
+            probe = Probe(self.numbers, watched.stepped, Recording(self.state.storages()))
         finally:
             self._drop_gradients()
             self.gradients.restore(gradients)
@@ -183,11 +181,7 @@ class StepRecorder:
 
     def compare(self, recorded: RecordedProgram, batch: Batch, phase: int) -> Outcome:
         """Take a step, and compare a program with it; the first time, compare a recording, too."""
-        with self._state.list_once():
-            return self._compare(recorded, batch, phase)
-
-    def _compare(self, recorded: RecordedProgram, batch: Batch, phase: int) -> Outcome:
-        state, how = self._state, None
+        state, how = self.state, None
         before = state.copy_values()
         if recorded.compared == 0:
             fill(recorded.static, batch)
@@ -217,12 +211,8 @@ class StepRecorder:
 
         Both begin in the current state, which is restored.
         """
-        with self._state.list_once():
-            return self._compare_once_more(recorded, key)
-
-    def _compare_once_more(self, recorded: RecordedProgram, key: Any) -> str | None:
         _, phase, _, present = key
-        state, batch = self._state, _copy_batch(recorded.static)
+        state, batch = self.state, copy_values(recorded.static)
         gradients, before = self.gradients.list_pairs(), state.copy_values()
         drawn: Copied | None = None
         try:
@@ -241,7 +231,7 @@ class StepRecorder:
         except Different as error:
             return f"it is not the ordinary step any more: {error}"
         except Exception as error:
-            return _describe("the ordinary step fails", error)
+            return describe_error("the ordinary step fails", error)
         finally:
             state.restore(before, drawn)
             self.gradients.restore(gradients)
@@ -253,7 +243,7 @@ class StepRecorder:
         """Replay from the current state; raise `Different` unless it gives `values` and `after`."""
         recorded.set_numbers(self.numbers)
         _require_same_metrics(recorded.replay(batch), values)
-        self._state.require(after)
+        self.state.require(after)
 
 
 def _explain(error: Exception) -> str:
@@ -262,15 +252,7 @@ def _explain(error: Exception) -> str:
         return f"it is not the ordinary step: {error}"
     if isinstance(error, Unexplained):
         return str(error)
-    return _describe("it cannot be run again", error)
-
-
-def _describe(what: str, error: Exception) -> str:
-    return f"{what}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-def _copy_batch(batch: Batch) -> Batch:
-    return {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
+    return describe_error("it cannot be run again", error)
 
 
 def _require_same_metrics(found: Values, values: Values) -> None:

@@ -22,7 +22,7 @@ from torch.optim import optimizer as torch_optimizer
 
 import cerebro._core as _core
 from cerebro.machine import generators
-from cerebro.torch.nested_arguments import TENSORS
+from cerebro.torch.cpu_recorder import TENSORS
 
 Batch = dict[str, Any]
 Values = dict[str, Any]
@@ -30,6 +30,10 @@ Values = dict[str, Any]
 
 class Different(Exception):
     """A replayed step differs from the ordinary step."""
+
+
+def describe_error(what: str, error: Exception) -> str:
+    return f"{what}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 # --- batches and values ------------------------------------------------------------
@@ -58,7 +62,8 @@ def clone_value(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def copy_values(values: Values) -> Values:
+def copy_values(values: Mapping[str, Any]) -> Values:
+    """Return a copy of metrics, or of a batch."""
     return {name: clone_value(value) for name, value in values.items()}
 
 

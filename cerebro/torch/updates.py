@@ -45,6 +45,8 @@ class Updates(Part):
         self._optimizers = optimizers
         self._schedulers = schedulers
         self._scheduler_step = scheduler_step
+        self.by_batch = bool(schedulers) and scheduler_step == "batch"
+        """Whether there are schedulers that step after batches or updates."""
         self._by_update = steps_by_update
         self._clip_norm = clip_norm
         self.accumulate = accumulate
@@ -54,11 +56,6 @@ class Updates(Part):
         self._windows: Iterator[int] = iter(())  # batches of each update that the unit has left
         self._window = accumulate
         self._scheduler_due = False
-
-    @property
-    def by_batch(self) -> bool:
-        """Whether there are schedulers that step after batches or updates."""
-        return bool(self._schedulers) and self._scheduler_step == "batch"
 
     # --- units ----------------------------------------------------------------
 

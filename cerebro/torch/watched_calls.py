@@ -117,10 +117,8 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
     def _note_loss(
         self, name: str, args: tuple[Any, ...], options: Mapping[str, Any], result: Any
     ) -> None:
-        output, target = (
-            _get_argument(args, options, 0, "input"),
-            _get_argument(args, options, 1, "target"),
-        )
+        output = _get_argument(args, options, 0, "input")
+        target = _get_argument(args, options, 1, "target")
         if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
             return
         ignored = int(options.get("ignore_index", -100))
