@@ -26,7 +26,7 @@ from cerebro.data import Dataset
 from cerebro.data.depots import move_batch
 from cerebro.errors import InputError
 from cerebro.machine.devices import build_device
-from cerebro.model import BaseModel, Batch, Columns, Words, check_batch, check_metrics, column_names
+from cerebro.model import Batch, Columns, Words, check_batch, check_metrics, column_names
 from cerebro.torch.arguments import (
     check_countable,
     check_functions,
@@ -44,7 +44,7 @@ from cerebro.torch.arguments import (
 from cerebro.torch.graph import CudaRecorder, GraphedStep, make_capturable
 from cerebro.torch.network import Network, is_channels_last, place
 from cerebro.torch.objective import Meters, Objective, make_forward
-from cerebro.torch.outputs import copy_to_host, join_outputs, to_float32
+from cerebro.torch.outputs import TorchModel, to_float32
 from cerebro.torch.parameter_order import in_fixed_order, in_own_order
 from cerebro.torch.recorded_step import RecordedStep
 from cerebro.torch.row_weights import check_column, check_weight
@@ -58,7 +58,7 @@ _SEE_BATCHES = ("train_batch", "eval_batch", "predict_batch", "evaluate")
 Values = dict[str, Any]
 
 
-class Model(BaseModel):
+class Model(TorchModel):
     """A network with its optimizer, loss and schedule.
 
     Parameters
@@ -173,9 +173,7 @@ class Model(BaseModel):
         An argument is invalid; the message says which and why.
     """
 
-    framework = "torch"
     overlaps = True  # other units may run between its batches; see `cerebro.machine.turns`
-    loads_in_place = True
     _steps_by_update = False  # whether scheduler_step="batch" means after every update
     _made_by = "cerebro.torch.Model"  # the function that the user has called
 
@@ -669,21 +667,6 @@ class Model(BaseModel):
         return self._meters.compute_whole(
             *((outputs,) if self._target is None else (outputs, targets))
         )
-
-    def _as_array(self, column: Any) -> Any:
-        return torch.as_tensor(column)
-
-    def _floats(self, values: list[Any]) -> list[float]:
-        """Convert numbers and 0-d tensors to floats; copy tensors on a device in one transfer."""
-        if values and all(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
-            return torch.stack([value.double() for value in values]).tolist()  # type: ignore[no-any-return]
-        return [float(value) for value in values]
-
-    def _to_host(self, output: Any) -> Any:
-        return copy_to_host(output)
-
-    def _join(self, parts: list[Any]) -> Any:
-        return join_outputs(parts)
 
     def _place_batch(self, batch: Batch) -> Batch:
         if self._device.type != "cuda":

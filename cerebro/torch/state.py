@@ -9,6 +9,7 @@ bfloat16 parameters would lose bits. This module therefore loads ordinary optimi
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -228,6 +229,27 @@ def split_state(objects: Sequence[Any], state: Any) -> list[tuple[Any, Any]]:
     Raise StateError if the state has a different number of them.
     """
     return list(zip(objects, split_parts(state, len(objects)), strict=True))
+
+
+def collect_updates(
+    optimizers: Sequence[Any], schedulers: Sequence[Any], names: ParameterNames
+) -> dict[str, Any]:
+    """Return the part ``optimizer`` of a state and, if there are schedulers, ``scheduler``."""
+    take = functools.partial(optimizer_state, names=names)
+    state = {"optimizer": collect_states(take, optimizers)}
+    if schedulers:
+        state["scheduler"] = collect_states(scheduler_state, schedulers)
+    return state
+
+
+def load_updates(
+    optimizers: Sequence[Any], schedulers: Sequence[Any], state: Mapping[str, Any]
+) -> None:
+    """Load these parts."""
+    for optimizer, part in split_state(optimizers, state["optimizer"]):
+        load_optimizer(optimizer, part)
+    for scheduler, part in split_state(schedulers, state.get("scheduler")):
+        load_scheduler(scheduler, part)
 
 
 def require_parts(state: Mapping[str, Any], parts: Mapping[str, object]) -> None:

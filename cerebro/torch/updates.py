@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,14 +10,7 @@ from cerebro.model import Part
 from cerebro.torch import optimizer_step
 from cerebro.torch.arguments import needs_metric
 from cerebro.torch.network import Network
-from cerebro.torch.state import (
-    collect_states,
-    load_optimizer,
-    load_scheduler,
-    optimizer_state,
-    scheduler_state,
-    split_state,
-)
+from cerebro.torch.state import collect_updates, load_updates
 
 
 class Updates(Part):
@@ -157,10 +149,7 @@ class Updates(Part):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the parts ``optimizer``, ``scheduler`` and ``scaler`` of a state."""
-        take = functools.partial(optimizer_state, names=self._network.names)
-        state = {"optimizer": collect_states(take, self._optimizers)}
-        if self._schedulers:
-            state["scheduler"] = collect_states(scheduler_state, self._schedulers)
+        state = collect_updates(self._optimizers, self._schedulers, self._network.names)
         if self.scaler is not None:
             state["scaler"] = self.scaler.state_dict()
         return state
@@ -168,10 +157,7 @@ class Updates(Part):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load these parts, and forget a pending update."""
         self.pending, self._scheduler_due = 0, False
-        for optimizer, part in split_state(self._optimizers, state["optimizer"]):
-            load_optimizer(optimizer, part)
-        for scheduler, part in split_state(self._schedulers, state.get("scheduler")):
-            load_scheduler(scheduler, part)
+        load_updates(self._optimizers, self._schedulers, state)
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
 

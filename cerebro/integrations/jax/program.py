@@ -66,12 +66,16 @@ def _thaw_columns(frozen: Any) -> Any:
     return dict(frozen) if frozen and isinstance(frozen[0], tuple) else frozen
 
 
+def _list_parameters(function: Callable[..., Any] | None) -> list[inspect.Parameter]:
+    try:
+        return [] if function is None else [*inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        return []
+
+
 def _find_extra_arguments(function: Callable[..., Any] | None, filled: int) -> frozenset[str]:
     """Return which of train, key and variables may follow `filled` positional arguments."""
-    try:
-        parameters = [] if function is None else [*inspect.signature(function).parameters.values()]
-    except (TypeError, ValueError):
-        return frozenset()
+    parameters = _list_parameters(function)
     by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     free = [*by_position[filled:], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
     names = {p.name for p in free if p.kind is not p.POSITIONAL_ONLY}
@@ -245,10 +249,7 @@ def _list_paths(tree: Any) -> list[Any]:
 
 def _find_update_arguments(update: Callable[..., Any]) -> tuple[str, ...]:
     """Return which of `FOR_OPTIMIZERS` an `update` takes; raise InputError if it needs others."""
-    try:
-        parameters = list(inspect.signature(update).parameters.values())
-    except (TypeError, ValueError):
-        return ()
+    parameters = _list_parameters(update)
     required = (p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
     unknown = [p.name for p in required if p.name not in FOR_OPTIMIZERS]
     if unknown:

@@ -7,7 +7,6 @@ Lightning's loops.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -27,7 +26,6 @@ from cerebro.integrations.lightning.module import (
 )
 from cerebro.integrations.lightning.trainer import Hooks, Options, Trainer
 from cerebro.model import (
-    BaseModel,
     Batch,
     Columns,
     Info,
@@ -38,18 +36,9 @@ from cerebro.model import (
     make_getter,
 )
 from cerebro.torch.network import Network
-from cerebro.torch.outputs import copy_to_host, join_outputs
+from cerebro.torch.outputs import TorchModel
 from cerebro.torch.parameter_order import in_fixed_order, in_own_order
-from cerebro.torch.state import (
-    collect_states,
-    load_clone,
-    load_optimizer,
-    load_scheduler,
-    optimizer_state,
-    require_parts,
-    scheduler_state,
-    split_state,
-)
+from cerebro.torch.state import collect_updates, load_clone, load_updates, require_parts
 
 
 class BatchForm:
@@ -101,10 +90,9 @@ class BatchForm:
             raise
 
 
-class LightningModel(BaseModel):
+class LightningModel(TorchModel):
     """A LightningModule in a search; see :func:`cerebro.torch.from_lightning`."""
 
-    framework = "torch"
     words = Words(
         "training_step",
         "validation_step",
@@ -113,7 +101,6 @@ class LightningModel(BaseModel):
         "make it a buffer of the module with register_buffer",
         by_step=True,
     )
-    loads_in_place = True
     begins_once = True
     evaluates_whole = True
 
@@ -403,11 +390,9 @@ class LightningModel(BaseModel):
         gradients that an unfinished window or the module's ``optimizer_zero_grad`` leaves.
         """
         trainer = self._bound_trainer
-        state = self._network.weights()
-        take = functools.partial(optimizer_state, names=self._network.names)
-        state["optimizer"] = collect_states(take, self._optimizers)
-        if self._configs:
-            state["scheduler"] = collect_states(scheduler_state, self._schedulers)
+        network = self._network
+        state = network.weights()
+        state |= collect_updates(self._optimizers, self._schedulers, network.names)
         if self._log.metrics:
             state["metrics"] = self._log.metrics.state_dict()
         # Lightning's own optimizer_zero_grad removes gradients. Another may set them to 0, which is
@@ -417,8 +402,8 @@ class LightningModel(BaseModel):
             or overrides(self.net, "optimizer_zero_grad")
             or (trainer.batch_index >= 0 and trainer.gathers)
         )
-        self._network.add_new_parameters()
-        state["gradients"] = self._network.gradients() if keeps_gradients else {}
+        network.add_new_parameters()
+        state["gradients"] = network.gradients() if keeps_gradients else {}
         state["lightning"] = {
             "epoch": trainer.current_epoch,
             "batch": trainer.batch_index,
@@ -440,10 +425,7 @@ class LightningModel(BaseModel):
         require_parts(state, {"lightning": True, **parts})
         self._network.load_weights(state)
         state = in_own_order(state, self._optimizers, self._schedulers, self._network.names)
-        for optimizer, part in split_state(self._optimizers, state["optimizer"]):
-            load_optimizer(optimizer, part)
-        for scheduler, part in split_state(self._schedulers, state.get("scheduler")):
-            load_scheduler(scheduler, part)
+        load_updates(self._optimizers, self._schedulers, state)
         if self._log.metrics:
             self._log.metrics.load_state_dict(state["metrics"])
         self._network.add_new_parameters()
@@ -467,17 +449,6 @@ class LightningModel(BaseModel):
     def in_fixed_order(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state of this model in an order that is the same in every process."""
         return in_fixed_order(state, self._optimizers, self._schedulers)
-
-    # --- arrays -------------------------------------------------------------------------
-
-    def _as_array(self, column: Any) -> Any:
-        return torch.as_tensor(column)
-
-    def _to_host(self, output: Any) -> Any:
-        return copy_to_host(output)
-
-    def _join(self, parts: list[Any]) -> Any:
-        return join_outputs(parts)
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.net.parameters())

@@ -7,6 +7,7 @@ attribute raises an error that names the attribute.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,13 +127,11 @@ class Trainer:
     def count_step(self) -> None:
         self.global_step += 1
 
+    evaluating = property(operator.attrgetter("validating"))
+
     @property
     def training(self) -> bool:
         return not self.validating
-
-    @property
-    def evaluating(self) -> bool:
-        return self.validating
 
     @property
     def num_training_batches(self) -> int:
@@ -165,9 +164,7 @@ class Trainer:
     def callback_metrics(self, values: dict[str, Any]) -> None:
         self._noted = values
 
-    @property
-    def logged_metrics(self) -> dict[str, Any]:
-        return self.callback_metrics
+    logged_metrics = callback_metrics
 
     @property
     def should_stop(self) -> bool:
