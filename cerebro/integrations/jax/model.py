@@ -55,19 +55,9 @@ class Model(BaseModel):
     loss
         ``loss(outputs, target) -> 0-d array``, the mean over the batch's rows. None: the outputs
         contain the loss, as ``outputs.loss`` or ``outputs["loss"]``.
-    metrics
-        ``metric(outputs, target)`` by name: a 0-d array (a mean over the rows) or ``(mean,
-        weight)``; a mean of weight 0 does not count. Computed on every training and validation
-        batch; in training, on the outputs from before the update.
-    epoch_metrics
-        ``metric(outputs, targets)`` by name, for metrics that are not means over batches (AUC,
-        F1): computed once per validation pass on all outputs and targets, as NumPy arrays.
-    inputs
-        The inputs of `apply`: a column, a list of columns (positional) or a mapping of keywords to
-        columns.
-    target
-        The target of loss and metrics: a column, a list (a tuple of arrays), a mapping (a dict of
-        arrays), or None: loss and metrics are called with the outputs alone.
+    metrics, epoch_metrics, inputs, target
+        As in :class:`cerebro.torch.Model`, with JAX arrays for tensors; `epoch_metrics` get NumPy
+        arrays. `inputs` are those of `apply`.
     step
         ``step(params, batch) -> {"loss": ..., metric: ...}`` replaces `apply`, `inputs`, `target`,
         `loss` and `metrics`, in training and in validation. It may take ``train=``, ``key=`` and
