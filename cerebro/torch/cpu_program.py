@@ -150,11 +150,10 @@ class Program:
     def _find_constants(self) -> set[int]:
         """Return the calls with constant results that no other call overwrites."""
         calls = {index: self.recording.calls[index] for index in self._steps}
-        written = Counter(
-            self._replaced.address(tensor)
-            for call in calls.values()
-            for tensor in _list_changed_tensors(call)
-        )
+        written: Counter[int] = Counter()
+        for call in calls.values():
+            changed = find_written_tensors(call) + tensors_in(call.outs)
+            written.update({self._replaced.address(tensor) for tensor in changed})
         return {
             index
             for index, call in calls.items()
@@ -273,10 +272,6 @@ def _is_left_out(call: Call) -> bool:
         return False  # it raises if the data are invalid
     ins = {address_of(t) for t in tensors_in([call.args, call.kwargs])}
     return all(address_of(t) in ins for t in tensors_in(call.outs))
-
-
-def _list_changed_tensors(call: Call) -> Iterable[Any]:
-    return {address_of(t): t for t in find_written_tensors(call) + tensors_in(call.outs)}.values()
 
 
 def _spoil(tensor: Any) -> None:

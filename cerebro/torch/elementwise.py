@@ -143,14 +143,6 @@ def _make_sum(given: _Arguments) -> list[Operation] | None:
     return given.make("add_number", "self", number="other")
 
 
-def _make_copy(given: _Arguments) -> list[Operation] | None:
-    return given.make("copy", "src") if is_dense(given["src"]) else None
-
-
-def _make_zero(given: _Arguments) -> list[Operation]:
-    return [Operation("fill", given.out, [], 0.0)]
-
-
 def _make_counting(given: _Arguments) -> list[Operation] | None:
     """Return the operations that increase each of an optimizer's counts of steps."""
     counts, number = given["self"], given["scalar"]
@@ -184,8 +176,8 @@ def _rules() -> dict[Any, _Rule]:
         (rule("sqrt", "self"), aten.sqrt_.default, aten.sqrt.out),
         (rule("relu", "self"), aten.relu_.default, aten.relu.out),
         (threshold, aten.threshold_backward.grad_input),
-        (_make_copy, aten.copy_.default),
-        (_make_zero, aten.zero_.default),
+        (lambda given: given.make("copy", "src"), aten.copy_.default),
+        (lambda given: [Operation("fill", given.out, [], 0.0)], aten.zero_.default),
         (_make_counting, aten._foreach_add_.Scalar),
         (rule("fill", number="value"), aten.fill_.Scalar),
     ]
