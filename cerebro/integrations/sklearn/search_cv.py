@@ -7,8 +7,6 @@ folder.
 
 from __future__ import annotations
 
-import inspect
-import math
 import tempfile
 import time
 import warnings
@@ -16,11 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from sklearn import get_config
-from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_classifier
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, is_classifier
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
 from sklearn.utils import get_tags
@@ -40,24 +37,22 @@ from cerebro.data import Dataset, shard
 from cerebro.data.number_cells import is_number, not_a_number_error
 from cerebro.data.validation import KFold
 from cerebro.errors import InputError
-from cerebro.integrations.sklearn.choices import Originals, as_choices, restore_choices
-from cerebro.integrations.sklearn.model import Model
+from cerebro.integrations.sklearn.choices import as_choices
+from cerebro.integrations.sklearn.configured import (
+    SCORE,
+    BuildEstimator,
+    check_choices,
+    find_learning_estimator,
+)
+from cerebro.integrations.sklearn.cv_results import conclude
 from cerebro.integrations.sklearn.steps import kind_of, learn, steps_of, takes_weights
 from cerebro.machine import generators
 from cerebro.machine.guard import refuse
 from cerebro.searchers import RandomSearch
 from cerebro.space import Space
-from cerebro.space.dimensions import Choice, Constant, path_name
-from cerebro.worker.models import batch_size_of
-
-if TYPE_CHECKING:
-    from cerebro.results.result import Result
 
 ROWS_PER_SHARD = 10_000
 MAX_SHARDS = 8
-SCORE = "score"
-MAX_TRIED = 64
-"""How many configurations are drawn to find one that learns by batch."""
 
 WORDS: Words = {
     **{
@@ -102,98 +97,6 @@ WORDS: Words = {
     ),
     **dict.fromkeys(("X", "y", "groups", "fit_params", "sample_weight", "data"), "fit() takes it"),
 }
-
-
-class ScoredModel(Model):
-    """An estimator that a scikit-learn scorer validates once, on all rows.
-
-    In the data, classes are the numbers 0, 1, ...; the estimator learns the original `labels`.
-    """
-
-    evaluates_whole = True
-
-    def __init__(
-        self, estimator: Any, scorer: Callable[..., Any], labels: Any, weight: str | None = None
-    ) -> None:
-        super().__init__(estimator, classes=labels, weight=weight)
-        self._scorer = scorer
-        self._labels = labels
-
-    def _columns(self, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        x, y = super()._columns(dict(batch))
-        return x, y if self._labels is None else self._labels[y]
-
-    def _values(self, x: Any, y: Any) -> dict[str, Any]:
-        return self._compute_means(x, y, self.estimator.predict(x))  # batches are not scored
-
-    def _measure(self, batch: Mapping[str, Any]) -> tuple[dict[str, float], tuple[Any, ...]]:
-        means, parts = super()._measure(dict(batch))
-        return means, parts if self._weight is None else (*parts, np.array(batch[self._weight]))
-
-    def _measure_whole(self, parts: Sequence[Any]) -> dict[str, float]:
-        x, y, _, *weights = parts
-        weighted = bool(weights) and _weights_rows(self._scorer)
-        options = {"sample_weight": weights[0]} if weighted else {}
-        score = self._scorer(self.estimator, x, y, **options)
-        if isinstance(score, Mapping):
-            raise InputError(
-                f"scoring returned several scores, {', '.join(map(str, score))}: SearchCV takes one"
-            )
-        return {SCORE: float(score)}
-
-
-def _weights_rows(scorer: Any) -> bool:
-    """Return whether a scorer takes ``sample_weight``, by the rule of scikit-learn's searches."""
-    if hasattr(scorer, "_accept_sample_weight"):
-        return bool(scorer._accept_sample_weight())
-    return "sample_weight" in inspect.signature(scorer).parameters
-
-
-class BuildEstimator:
-    """The search's ``build``: the estimator with a configuration's parameters."""
-
-    unsent = "the estimator, the scoring or a choice of the space"
-
-    def __init__(
-        self,
-        estimator: Any,
-        scorer: Callable[..., Any],
-        labels: Any,
-        weight: str | None = None,
-        originals: Originals | None = None,
-        *,
-        keeps_run: bool = False,
-    ) -> None:
-        self.keeps_run = keeps_run
-        self.estimator = estimator
-        self.scorer = scorer
-        self.labels = labels
-        self.weight = weight
-        self.originals = originals or {}
-        self.output = get_config()["transform_output"]
-        self.__module__ = type(self).__module__
-        self.__qualname__ = type(self).__qualname__
-
-    def __call__(self, config: Mapping[str, Any]) -> ScoredModel:
-        estimator = self.configure_estimator(config)
-        if self.output != "default":  # set for this process, but workers are others
-            for _, step in steps_of(estimator):
-                if hasattr(step, "set_output") and not hasattr(step, "_sklearn_output_config"):
-                    step.set_output(transform=self.output)
-        return ScoredModel(estimator, self.scorer, self.labels, self.weight)
-
-    def lines_on_interrupt(self, kept: str, path: str) -> list[str]:
-        """Return what an interrupted `fit` shows; `kept` is a line on what the run's folder has."""
-        # Users do not have this `build`, so they cannot resume the run.
-        if not self.keeps_run:
-            return ["interrupted: nothing is kept; SearchCV(run=...) keeps the trials"]
-        return [
-            f"{kept}, but SearchCV cannot resume them",
-            f"to see them:  result = cerebro.open({path!r})",
-        ]
-
-    def configure_estimator(self, config: Mapping[str, Any]) -> Any:
-        return _configure_estimator(self.estimator, config, self.originals)
 
 
 class Given:
@@ -369,9 +272,9 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         """
         refuse(f"{type(self).__name__}.fit")
         space, originals = as_choices(self.space)
-        learning = _find_learning_estimator(self.estimator, space, originals)
+        learning = find_learning_estimator(self.estimator, space, originals)
         columns = self._columns(X, y, fit_params, learning)
-        _check_choices(learning, space, originals)
+        check_choices(learning, space, originals)
         self.scorer_ = check_scoring(self.estimator, scoring=self.scoring)
         self.multimetric_ = False
         seed = _seed_of(self.random_state)
@@ -415,7 +318,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 run=Path(temporary, "run") if self.run is None else self.run,
                 progress=self.progress,
             )
-            self._conclude(result, originals)
+            vars(self).update(conclude(result, originals, self.refit))
             if self.refit:
                 self._refit(build, data, seed, result.trials[self.best_index_].config)
         if self.run is not None:
@@ -463,11 +366,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _trials_of(self, space: Space) -> int | None:
         """Return `n_trials`; for random search, at most the number of configurations."""
-        if self.n_trials is None or not isinstance(self.searcher, (str, RandomSearch)):
-            return self.n_trials
-        if isinstance(self.searcher, str) and self.searcher != "random":
-            return self.n_trials
-        if not space.is_finite:
+        is_random = self.searcher == "random" or isinstance(self.searcher, RandomSearch)
+        if self.n_trials is None or not is_random or not space.is_finite:
             return self.n_trials
         try:
             most = len(space.grid())
@@ -515,42 +415,13 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             raise InputError(f"y has only one class, {labels[0]!r}: there is nothing to learn")
         return x, codes
 
-    def _conclude(self, result: Result, originals: Originals) -> None:
-        """Set the attributes that scikit-learn's searches have, from a run."""
-        trials = result.trials
-        failed = [trial for trial in trials if trial.status in ("failed", "diverged")]
-        if failed:
-            warnings.warn(
-                f"{len(failed)} of {len(trials)} configurations failed, the first: "
-                f"{failed[0].error}",
-                stacklevel=3,
-            )
-        self.cv_results_ = cv_results(result, originals)
-        if not failed and not np.isfinite(self.cv_results_["mean_test_score"]).all():
-            warnings.warn(
-                "One or more of the test scores are non-finite: "
-                f"{self.cv_results_['mean_test_score']}",
-                stacklevel=3,
-            )
-        if callable(self.refit):
-            self.best_index_ = _check_index(self.refit(self.cv_results_), len(trials))
-        else:
-            # `Result.best` may be a configuration that failed later; here it has no score.
-            lost = {trial.number for trial in failed}
-            scored = (t.number for t in result.top(len(trials)) if t.number not in lost)
-            self.best_index_ = next(scored, result.best.number)
-        best = trials[self.best_index_]
-        self.best_params_ = self.cv_results_["params"][self.best_index_]
-        self.best_score_ = float(self.cv_results_["mean_test_score"][self.best_index_])
-        self.best_epochs_ = 1 + (best.epoch - 1 if best.best_epoch is None else best.best_epoch)
-
     def _refit(
         self, build: BuildEstimator, data: Dataset, seed: int, config: Mapping[str, Any]
     ) -> None:
         """Train on all rows, exactly like trial 0 of a search without folds."""
         begun = time.perf_counter()
         estimator = build.configure_estimator(config)
-        size = batch_size_of(config, None if "batch_size" in config else self.batch_size)
+        size = int(config.get("batch_size", self.batch_size))
         labels = build.labels
         classes = {} if labels is None else {"classes": labels}
         with generators.preserve_generators(False, trial_seed(seed, 0) % 2**32):
@@ -623,45 +494,6 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
 
-def _configure_estimator(estimator: Any, config: Mapping[str, Any], originals: Originals) -> Any:
-    values = restore_choices(config, originals)
-    values.pop("batch_size", None)
-    return clone(estimator).set_params(**values)
-
-
-def _find_learning_estimator(estimator: Any, space: Space, originals: Originals) -> Any:
-    """Return the estimator, with parameters of the space if it needs them to learn by batch."""
-    for number in range(-1, MAX_TRIED):
-        try:
-            candidate = estimator
-            if number >= 0:
-                candidate = _configure_estimator(estimator, space.sample(0, number), originals)
-            kind_of(candidate)
-        except Exception:  # also of parameters that the estimator does not have
-            continue
-        return candidate
-    return estimator  # for its own error
-
-
-def _check_choices(estimator: Any, space: Space, originals: Originals) -> None:
-    """Raise InputError for a choice with which the estimator cannot learn by batch."""
-    for node in space.nodes:
-        name, dimension = path_name(node.path), node.dimension
-        options = dimension.options if isinstance(dimension, Choice) else ()
-        if isinstance(dimension, Constant):
-            options = [dimension.value]
-        for option in () if name == "batch_size" else options:
-            values = restore_choices({name: option}, originals)
-            try:
-                configured = clone(estimator).set_params(**values)
-            except Exception:  # it may depend on other parameters; a trial will report it
-                continue
-            try:
-                kind_of(configured)
-            except InputError as error:
-                raise InputError(f"space: {name}={values[name]!r}: {error}") from None
-
-
 def _rename_features(estimator: Any, names: Any) -> None:
     """Name the features of an estimator that has learned from rows without names."""
     steps = [step for _, step in steps_of(estimator)]
@@ -669,54 +501,6 @@ def _rename_features(estimator: Any, names: Any) -> None:
     for previous, step in pairwise(steps):
         if hasattr(step, "feature_names_in_"):  # it has names that the previous step made up
             step.feature_names_in_ = previous.get_feature_names_out()
-
-
-def cv_results(result: Result, originals: Originals) -> dict[str, Any]:
-    """Return a run with folds as scikit-learn's table of a search: one value per configuration."""
-    trials = result.trials
-    scores = np.array([[_get_score(trial, fold) for fold in trial.folds] for trial in trials])
-    params = [restore_choices(trial.config, originals) for trial in trials]
-    table: dict[str, Any] = _collect_times(result, scores.shape)
-    for name in sorted({name for config in params for name in config}):
-        column = np.ma.MaskedArray(np.empty(len(params), object), mask=True)
-        for number, config in enumerate(params):
-            if name in config:
-                column[number] = config[name]
-        table[f"param_{name}"] = column
-    table["params"] = params
-    for fold in range(scores.shape[1]):
-        table[f"split{fold}_test_score"] = scores[:, fold]
-    table["mean_test_score"] = scores.mean(axis=1)
-    table["std_test_score"] = scores.std(axis=1)
-    table["rank_test_score"] = _rank_means(table["mean_test_score"])
-    table["epochs"] = np.array(
-        [t.epoch if t.best_epoch is None else t.best_epoch + 1 for t in trials], np.int64
-    )
-    table["status"] = np.array([trial.status for trial in trials])
-    return table
-
-
-def _get_score(trial: Any, fold: Any) -> float:
-    """Return the score of a fold at its configuration's best epoch; NaN if any fold failed."""
-    failed = trial.status in ("failed", "diverged")
-    return math.nan if failed else float(fold.metrics.get(SCORE, math.nan))
-
-
-def _rank_means(means: Any) -> Any:
-    """Return ranks from 1, the highest mean first; ties share the lowest rank, NaN comes last."""
-    comparable = np.where(np.isnan(means), -np.inf, means)
-    return np.array([1 + int((comparable > mean).sum()) for mean in comparable], np.int32)
-
-
-def _collect_times(result: Result, shape: tuple[int, ...]) -> dict[str, Any]:
-    seconds = {"train": np.zeros(shape), "eval": np.zeros(shape)}
-    for unit in result.units():
-        seconds[unit["kind"]][unit["trial"], unit["fold"]] += unit["end"] - unit["start"]
-    table = {}
-    for name, kind in (("fit", "train"), ("score", "eval")):
-        table[f"mean_{name}_time"] = seconds[kind].mean(axis=1)
-        table[f"std_{name}_time"] = seconds[kind].std(axis=1)
-    return table
 
 
 def _seed_of(random_state: Any) -> int:
@@ -740,15 +524,6 @@ def _find_row_numbers(rows: Any) -> Any:
     """Return row numbers; a boolean mask gives the positions of its true values."""
     rows = np.asarray(rows)
     return np.flatnonzero(rows) if rows.dtype == bool else rows
-
-
-def _check_index(index: Any, count: int) -> int:
-    """Return `index`, the return value of the function `refit`, as an int after checking it."""
-    if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
-        raise TypeError(f"refit must return the index of a configuration, an int, not {index!r}")
-    if not 0 <= index < count:
-        raise IndexError(f"refit returned the index {index}, but there are {count} configurations")
-    return int(index)
 
 
 def _check_rows(pairs: Sequence[tuple[Any, Any]], rows: int) -> None:
