@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from cerebro.api.search import search
-from cerebro.arguments import SEARCH, Words, check_whole_number, explain_keywords
+from cerebro.arguments import SEARCH, check_whole_number, explain_keywords, list_words
 from cerebro.errors import InputError
 from cerebro.integrations.ray_tune.names import check_scheduler, check_searcher, import_tune
 from cerebro.machine.guard import refuse
@@ -20,22 +20,23 @@ DEFAULT_WIDTH = 8
 
 _OWN = ("param_space", "scheduler", "num_samples")  # elsewhere other libraries' keywords
 
-WORDS: Words = {
-    **{key: word for key, word in SEARCH.items() if key not in _OWN},
-    **dict.fromkeys(("space", "config", "params", "search_space"), "param_space"),
-    **dict.fromkeys(("search_alg", "search_algorithm", "sampler", "algorithm"), "searcher"),
+WORDS = {
     **{
-        key: "num_samples" for key, word in SEARCH.items() if word == "n_trials" and key not in _OWN
+        other: "num_samples" if word == "n_trials" else word
+        for other, word in SEARCH.items()
+        if other not in _OWN
     },
-    "pruner": "scheduler",
-    **dict.fromkeys(("trainable", "model", "train_fn", "run_or_experiment"), "build"),
-    **dict.fromkeys(
-        ("tune_config", "run_config"),
-        "give its fields as keywords, such as metric=, num_samples= and run=",
-    ),
-    **dict.fromkeys(
-        ("resources_per_trial", "max_failures"),
-        "leave it out: workers= and threads= set the resources",
+    **list_words(
+        {
+            "param_space": "space config params search_space",
+            "searcher": "search_alg search_algorithm sampler algorithm",
+            "scheduler": "pruner",
+            "build": "trainable model train_fn run_or_experiment",
+            "give its fields as keywords, such as metric=, num_samples= and run=": "tune_config "
+            "run_config",
+            "leave it out: workers= and threads= set the resources": "resources_per_trial "
+            "max_failures",
+        }
     ),
 }
 

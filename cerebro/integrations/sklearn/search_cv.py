@@ -32,7 +32,7 @@ from sklearn.utils.validation import (
 
 from cerebro._core import trial_seed
 from cerebro.api.search import search
-from cerebro.arguments import SEARCH, Words, explain_keywords
+from cerebro.arguments import SEARCH, explain_keywords, list_words
 from cerebro.data import Dataset, shard
 from cerebro.data.number_cells import is_number, not_a_number_error
 from cerebro.data.validation import KFold
@@ -54,48 +54,33 @@ from cerebro.space import Space
 ROWS_PER_SHARD = 10_000
 MAX_SHARDS = 8
 
-WORDS: Words = {
-    **{
-        key: word
-        for key, word in SEARCH.items()
-        if word in ("workers", "progress", "n_trials", "run")
-    },
-    "n_candidates": "n_trials",
-    **dict.fromkeys(("seed", "random_seed"), "random_state"),
-    **dict.fromkeys(
-        (
-            "param_grid",
-            "param_distributions",
-            "search_spaces",
-            "search_space",
-            "params",
-            "parameters",
-            "grid",
-            "param_space",
-        ),
-        "space",
+_SHARED = ("workers", "progress", "n_trials", "run")
+
+WORDS = {
+    **{other: word for other, word in SEARCH.items() if word in _SHARED},
+    **list_words(
+        {
+            "n_trials": "n_candidates",
+            "random_state": "seed random_seed",
+            "space": "param_grid param_distributions search_spaces search_space params parameters "
+            "grid param_space",
+            "epochs": "max_epochs num_epochs n_epochs max_iter max_iters",
+            "cv": "folds n_splits kfold validation validation_split",
+            "scoring": "metric score scorer metrics",
+            "estimator": "model build clf pipeline",
+            "searcher": "sampler search_optimization algorithm method strategy",
+            "stop": "early_stopping patience",
+            "leave it out: the score of a configuration that fails is NaN": "error_score",
+            "leave it out: scores are of validation rows only; with run=, result_ has the losses "
+            "in training": "return_train_score",
+            "leave it out: workers take units as they are free": "pre_dispatch",
+            "give searcher=cerebro.SuccessiveHalving(...), whose resource is epochs": "factor "
+            "resource min_resources max_resources aggressive_elimination",
+            "leave it out: scikit-learn's estimators train on the CPU": "devices device gpus "
+            "accelerator use_gpu",
+            "fit() takes it": "X y groups fit_params sample_weight data",
+        }
     ),
-    **dict.fromkeys(("max_epochs", "num_epochs", "n_epochs", "max_iter", "max_iters"), "epochs"),
-    **dict.fromkeys(("folds", "n_splits", "kfold", "validation", "validation_split"), "cv"),
-    **dict.fromkeys(("metric", "score", "scorer", "metrics"), "scoring"),
-    **dict.fromkeys(("model", "build", "clf", "pipeline"), "estimator"),
-    **dict.fromkeys(
-        ("sampler", "search_optimization", "algorithm", "method", "strategy"), "searcher"
-    ),
-    **dict.fromkeys(("early_stopping", "patience"), "stop"),
-    "error_score": "leave it out: the score of a configuration that fails is NaN",
-    "return_train_score": "leave it out: scores are of validation rows only; with run=, result_ "
-    "has the losses in training",
-    "pre_dispatch": "leave it out: workers take units as they are free",
-    **dict.fromkeys(
-        ("factor", "resource", "min_resources", "max_resources", "aggressive_elimination"),
-        "give searcher=cerebro.SuccessiveHalving(...), whose resource is epochs",
-    ),
-    **dict.fromkeys(
-        ("devices", "device", "gpus", "accelerator", "use_gpu"),
-        "leave it out: scikit-learn's estimators train on the CPU",
-    ),
-    **dict.fromkeys(("X", "y", "groups", "fit_params", "sample_weight", "data"), "fit() takes it"),
 }
 
 
@@ -318,7 +303,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 run=Path(temporary, "run") if self.run is None else self.run,
                 progress=self.progress,
             )
-            vars(self).update(conclude(result, originals, self.refit))
+            self.__dict__.update(conclude(result, originals, self.refit))
             if self.refit:
                 self._refit(build, data, seed, result.trials[self.best_index_].config)
         if self.run is not None:
