@@ -6,7 +6,7 @@ configuration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -105,6 +105,18 @@ def value_at(config: Mapping[str, Any], path: Path) -> tuple[bool, Any]:
             return False, None
         value = value[key]
     return True, value
+
+
+def iterate_leaves(
+    config: Mapping[str, Any], is_nest: Callable[[Path], bool], above: Path = ()
+) -> Iterator[tuple[Path, Any]]:
+    """Yield the path and value of each entry; a mapping counts as one unless its path is a nest."""
+    for name, value in config.items():
+        path = (*above, name)
+        if isinstance(value, Mapping) and is_nest(path):
+            yield from iterate_leaves(value, is_nest, path)
+        else:
+            yield path, value
 
 
 def put_at(config: dict[str, Any], path: Path, value: Any) -> None:

@@ -9,7 +9,14 @@ from typing import Any
 
 import cerebro._core as _core
 from cerebro.errors import InputError
-from cerebro.space.conditions import Compiler, Node, as_dimension, put_at, value_at
+from cerebro.space.conditions import (
+    Compiler,
+    Node,
+    as_dimension,
+    iterate_leaves,
+    put_at,
+    value_at,
+)
 from cerebro.space.dimensions import (
     Choice,
     Constant,
@@ -175,11 +182,9 @@ class Space:
             else:
                 put_at(config, node.path, copy.deepcopy(value))
         settle_values(unsettled, config)
-        unknown = [
-            path
-            for path in _iterate_leaves(fixed, self._find_nests())
-            if not value_at(config, path)[0]
-        ]
+        nests = {node.path for node in self.nodes if node.nest}
+        leaves = iterate_leaves(fixed, nests.__contains__)
+        unknown = [path for path, _ in leaves if not value_at(config, path)[0]]
         if unknown:
             names = ", ".join(path_name(path) for path in self.paths) or "nothing"
             raise InputError(
@@ -187,9 +192,6 @@ class Space:
                 f"not hold (the space has {names})"
             )
         return config
-
-    def _find_nests(self) -> set[Path]:
-        return {node.path for node in self.nodes if node.nest}
 
     @property
     def is_finite(self) -> bool:
@@ -294,18 +296,6 @@ def _strip_list(values: list[Any]) -> list[Any]:
     if len(values) > 1 and isinstance(values[0], list) and values[0] == values[1:]:
         return values[1:]
     return values
-
-
-def _iterate_leaves(
-    point: Mapping[str, Any], nests: set[Path], prefix: Path = ()
-) -> Iterator[Path]:
-    """Yield the path of every value of a point; a mapping that is a value counts as one."""
-    for key, value in point.items():
-        path = (*prefix, key)
-        if isinstance(value, Mapping) and path in nests:
-            yield from _iterate_leaves(value, nests, path)
-        else:
-            yield path
 
 
 _Encoded = dict[str, Any]
