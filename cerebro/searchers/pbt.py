@@ -145,13 +145,7 @@ class PBT(AdaptiveSearcher):
         n_trials_before: int | None,
         n_trials: int | None,
     ) -> bool:
-        """Return False: a population has the size with which it began.
-
-        Raises
-        ------
-        InputError
-            If `n_trials` differs: later trials would not have been compared with the others.
-        """
+        """Return False; raise InputError if the population would not have its size any more."""
         if n_trials != n_trials_before:
             raise InputError(
                 f"n_trials was {n_trials_before}, is {n_trials}: with PBT it is the size of the "

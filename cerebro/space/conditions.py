@@ -84,7 +84,11 @@ class Node:
         """Return whether this node sets a value in `config`, in which all earlier nodes are set."""
         if self.nest and value_at(config, self.path)[0]:
             return False
-        return _holds(config, self.conditions)
+        for condition in self.conditions:
+            there, value = value_at(config, condition.path)
+            if not there or value not in condition.values:
+                return False
+        return True
 
     @property
     def varies(self) -> bool:
@@ -123,14 +127,6 @@ def put_at(config: dict[str, Any], path: Path, value: Any) -> None:
     for key in path[:-1]:
         config = config[key]
     config[path[-1]] = value
-
-
-def _holds(config: Mapping[str, Any], conditions: Sequence[Condition]) -> bool:
-    for condition in conditions:
-        there, value = value_at(config, condition.path)
-        if not there or value not in condition.values:
-            return False
-    return True
 
 
 class Compiler:

@@ -36,7 +36,6 @@ from cerebro.space.tune_dimensions import (
     Grid,
     Quantized,
     Unsettled,
-    grid_index,
     settle_values,
 )
 
@@ -133,9 +132,9 @@ class Space:
 
     def grid_options(self, trial: int) -> dict[int, Any]:
         """Return the option that a trial takes from each grid, by the ``id`` of the grid's node."""
-        counts = [len(grid.options) for _, grid in self._grids]
-        indices = zip(self._grids, grid_index(trial, counts), strict=True)
-        at = {node.path: index for (node, _), index in indices}
+        at: dict[Path, int] = {}
+        for node, grid in self._grids:  # all combinations in turn, those of the first one fastest
+            trial, at[node.path] = divmod(trial, len(grid.options))
         # Grids with different conditions may share a path.
         return {
             id(node): grid.options[at[node.path] % len(grid.options)] for node, grid in self._grids
@@ -165,7 +164,6 @@ class Space:
             raise InputError(f"a point must be a mapping of names to values, not {point!r}")
         fixed = json_value(point, "points")
         config: dict[str, Any] = {}
-        unsettled: list[tuple[str, Unsettled, Callable[[Any], None]]] = []
         for node in self.nodes:
             if not node.applies(config):
                 continue
@@ -176,12 +174,10 @@ class Space:
                 value = node.dimension.value
             elif not there:
                 value = choose(node)
-            if isinstance(value, Unsettled):
-                put = partial(put_at, config, node.path)
-                unsettled.append((path_name(node.path), value, put))
-            else:
-                put_at(config, node.path, copy.deepcopy(value))
-        settle_values(unsettled, config)
+            if not isinstance(value, Unsettled):
+                value = copy.deepcopy(value)
+            put_at(config, node.path, value)
+        self._settle(config)
         nests = {node.path for node in self.nodes if node.nest}
         leaves = iterate_leaves(fixed, nests.__contains__)
         unknown = [path for path, _ in leaves if not value_at(config, path)[0]]
@@ -239,6 +235,7 @@ class Space:
         self._remove(config, node.path)
 
     def _settle(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Compute the values that functions of Ray Tune make of others; they come last."""
         unsettled: list[tuple[str, Unsettled, Callable[[Any], None]]] = []
         for node in self.nodes:
             there, value = value_at(config, node.path)
