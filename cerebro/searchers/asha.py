@@ -166,7 +166,6 @@ class ASHA(AdaptiveSearcher):
         return Decision.STOP
 
     def epochs_to_come(self) -> float | None:
-        """Return how many more epochs the searcher will request; None if it does not promote."""
         if self._variant == "stopping":
             return None
         reach = self._limit

@@ -65,7 +65,6 @@ class Bracket:
 
     @property
     def epochs_to_come(self) -> int:
-        """The epochs of trials still to be suggested, new or promoted."""
         alive = len(self.members) - sum(map(math.isinf, self.values.values()))
         if self.level == 0:
             new = self.rungs[0].trials - self.begun
@@ -180,7 +179,6 @@ class BracketSearcher(AdaptiveSearcher):
         return decision
 
     def dropped(self) -> list[int]:
-        """Return the paused trials that will not continue, each only once."""
         trials = []
         for bracket in self._brackets:
             trials += bracket.dropped
@@ -193,7 +191,6 @@ class BracketSearcher(AdaptiveSearcher):
             self._of_trial.pop(trial, None)
 
     def epochs_to_come(self) -> float:
-        """Return how many more epochs the searcher will request."""
         if self._n_trials == math.inf:
             return math.inf
         epochs, begun, number = 0, self._next, self._opened

@@ -155,7 +155,6 @@ class PBT(AdaptiveSearcher):
         return False
 
     def epochs_to_come(self) -> float:
-        """Return how many more epochs the searcher will request."""
         begun = self._generation * self._interval
         new = (self._size - len(self._members)) * self._target
         again = len(self._waiting) * (self._target - begun)
@@ -201,7 +200,6 @@ class PBT(AdaptiveSearcher):
         return best[min(int(share * len(best)), len(best) - 1)]
 
     def dropped(self) -> list[int]:
-        """Return the paused trials that will not be resumed, each only once."""
         trials, self._dropped = self._dropped, []
         return trials
 

@@ -75,7 +75,6 @@ class SamplerSearch(AdaptiveSearcher):
                 )
 
     def suggest(self) -> Suggested:
-        """Return the next trial, which trains to the end."""
         if self._next >= self._limit:
             return DONE
         self._log.append(["ask"])

@@ -298,7 +298,6 @@ class StudySearcher(Searcher):
         return self._wanted is not None and self._count + self._lost >= self._wanted
 
     def trials_to_come(self) -> int | None:
-        """Return how many more trials to ask the study for; None if `n_trials` is None."""
         return None if self._wanted is None else self._wanted - self._count - self._lost
 
     def wants_more(

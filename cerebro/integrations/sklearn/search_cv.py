@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
@@ -340,14 +340,14 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     def _folds(self, x: Any, y: Any, groups: Any, order: Any) -> Given:
         """Return the splitter's folds, for rows that are stored in the given order."""
         splitter = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
-        pairs = [
-            (_find_row_numbers(a), _find_row_numbers(b)) for a, b in splitter.split(x, y, groups)
-        ]
-        self.n_splits_ = len(pairs)
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        _check_rows(pairs, len(x))
-        return Given([(place[train], place[test]) for train, test in pairs], repr(splitter))
+        pairs = []
+        for fold, (train, test) in enumerate(splitter.split(x, y, groups)):
+            rows = [_find_row_numbers(part, len(x), fold) for part in (train, test)]
+            pairs.append((place[rows[0]], place[rows[1]]))
+        self.n_splits_ = len(pairs)
+        return Given(pairs, repr(splitter))
 
     def _trials_of(self, space: Space) -> int | None:
         """Return `n_trials`; for random search, at most the number of configurations."""
@@ -505,17 +505,11 @@ def _name_bad_cell(name: str, given: Any) -> None:
                 raise not_a_number_error(label, row, cell)
 
 
-def _find_row_numbers(rows: Any) -> Any:
+def _find_row_numbers(rows: Any, count: int, fold: int) -> Any:
     """Return row numbers; a boolean mask gives the positions of its true values."""
     rows = np.asarray(rows)
-    return np.flatnonzero(rows) if rows.dtype == bool else rows
-
-
-def _check_rows(pairs: Sequence[tuple[Any, Any]], rows: int) -> None:
-    """Raise InputError for row numbers out of range; negative ones are invalid, too."""
-    for fold, pair in enumerate(pairs):
-        for numbers in pair:
-            if numbers.dtype.kind not in "iu" or (numbers < 0).any() or (numbers >= rows).any():
-                raise InputError(
-                    f"cv, fold {fold}: it must contain row numbers from 0 to {rows - 1}"
-                )
+    numbers = np.flatnonzero(rows) if rows.dtype == bool else rows
+    # NumPy would take negative ones.
+    if numbers.dtype.kind not in "iu" or (numbers < 0).any() or (numbers >= count).any():
+        raise InputError(f"cv, fold {fold}: it must contain row numbers from 0 to {count - 1}")
+    return numbers
