@@ -208,10 +208,7 @@ class Searcher(ABC):
         """Continue from a state that :meth:`state_dict` returned; called after :meth:`setup`."""
 
     def wants_more(
-        self,
-        state: Mapping[str, Any],
-        n_trials_before: int | None,
-        n_trials: int | None,
+        self, state: Mapping[str, Any], n_trials_before: int | None, n_trials: int | None
     ) -> bool:
         """Return whether the searcher has more to suggest than when a run was begun or resumed.
 

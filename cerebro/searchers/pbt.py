@@ -140,10 +140,7 @@ class PBT(AdaptiveSearcher):
         return Suggestion(config, self._target, parent=parent)
 
     def wants_more(
-        self,
-        state: Mapping[str, Any],
-        n_trials_before: int | None,
-        n_trials: int | None,
+        self, state: Mapping[str, Any], n_trials_before: int | None, n_trials: int | None
     ) -> bool:
         """Return False; raise InputError if the population would not have its size any more."""
         if n_trials != n_trials_before:

@@ -13,15 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import cerebro._core as _core
 from cerebro.errors import InputError
-from cerebro.space.dimensions import (
-    Choice,
-    Constant,
-    Dimension,
-    Path,
-    When,
-    json_value,
-    path_name,
-)
+from cerebro.space.dimensions import Choice, Constant, Dimension, Path, When, json_value, path_name
 from cerebro.space.foreign import translate
 from cerebro.space.tune_dimensions import Derived
 

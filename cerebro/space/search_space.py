@@ -9,14 +9,7 @@ from typing import Any
 
 import cerebro._core as _core
 from cerebro.errors import InputError
-from cerebro.space.conditions import (
-    Compiler,
-    Node,
-    as_dimension,
-    iterate_leaves,
-    put_at,
-    value_at,
-)
+from cerebro.space.conditions import Compiler, Node, as_dimension, iterate_leaves, put_at, value_at
 from cerebro.space.dimensions import (
     Choice,
     Constant,
@@ -31,13 +24,7 @@ from cerebro.space.dimensions import (
     path_name,
 )
 from cerebro.space.foreign import translate
-from cerebro.space.tune_dimensions import (
-    Derived,
-    Grid,
-    Quantized,
-    Unsettled,
-    settle_values,
-)
+from cerebro.space.tune_dimensions import Derived, Grid, Quantized, Unsettled, settle_values
 
 # A grid with more configurations than this is probably a mistake.
 GRID_LIMIT = 100_000

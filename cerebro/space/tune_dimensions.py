@@ -12,14 +12,7 @@ from typing import Any
 import cerebro._core as _core
 from cerebro.errors import InputError, text_of
 from cerebro.machine import generators
-from cerebro.space.dimensions import (
-    Choice,
-    Dimension,
-    Integer,
-    LogUniform,
-    Normal,
-    json_value,
-)
+from cerebro.space.dimensions import Choice, Dimension, Integer, LogUniform, Normal, json_value
 
 
 @dataclass(frozen=True)

@@ -164,10 +164,7 @@ class ParameterChooser:
     """Chooses a trial's parameters by calling ``define`` or, without it, ``build``."""
 
     def __init__(
-        self,
-        build: Callable[..., Any],
-        define: Callable[..., Any] | None,
-        batch_size: int | None,
+        self, build: Callable[..., Any], define: Callable[..., Any] | None, batch_size: int | None
     ) -> None:
         self._build = build
         self._define = define
@@ -301,10 +298,7 @@ class StudySearcher(Searcher):
         return None if self._wanted is None else self._wanted - self._count - self._lost
 
     def wants_more(
-        self,
-        state: Mapping[str, Any],
-        n_trials_before: int | None,
-        n_trials: int | None,
+        self, state: Mapping[str, Any], n_trials_before: int | None, n_trials: int | None
     ) -> bool:
         """Return whether `optimize` asks for more trials than before; warn if for fewer."""
         # The search's `n_trials` is None: it does not count trials without training.

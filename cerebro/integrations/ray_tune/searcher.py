@@ -250,10 +250,7 @@ class TuneSearcher(Searcher):
     # --- resuming --------------------------------------------------------
 
     def wants_more(
-        self,
-        state: Mapping[str, Any],
-        n_trials_before: int | None,
-        n_trials: int | None,
+        self, state: Mapping[str, Any], n_trials_before: int | None, n_trials: int | None
     ) -> bool:
         """Return whether `num_samples` or `n_trials` is larger than before.
 

@@ -79,7 +79,7 @@ def trainable(
 
     Parameters
     ----------
-    build, data, validation, batch_size, threads
+    build, data, validation, batch_size, threads, workers_per_device
         As for `cerebro.search`. The metrics of every epoch are reported to Tune, under their short
         names and as ``train_*`` and ``val_*``, with ``training_iteration``, ``cerebro_trial``
         (Cerebro's number of the trial) and ``state_hash``.
@@ -100,8 +100,6 @@ def trainable(
         ``"auto"``: all GPUs of this machine that Ray has, or the CPU if it has none; ``"cuda"``:
         all GPUs; ``"cpu"``. Ray chooses the engine's GPUs. With `executor`, as for
         `cerebro.search`.
-    workers_per_device
-        As for `cerebro.search`.
     options
         Further arguments of `cerebro.search`: ``seed``, ``eval_batch_size``, ``drop_last``,
         ``shuffle``, ``max_retries``, ``unit_timeout``, ``stagger``, ``live_models``,

@@ -149,7 +149,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         None (the estimator's ``score``), the name of a scorer, or ``scorer(estimator, X, y)``.
     batch_size
         Rows per batch, unless the space has it.
-    shuffle
+    shuffle, workers, progress
         As for `cerebro.search`.
     stop
         A `cerebro.EarlyStopping` rule, applied to the mean over folds.
@@ -163,12 +163,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     run
         A folder for the run, which is kept; default: a temporary one, removed after `fit`. After
         Ctrl-C, `cerebro.open` shows the trials so far; `fit` cannot resume them.
-    workers
-        As for `cerebro.search`.
     random_state
         An int, a ``RandomState``, or None for a different seed each time.
-    progress
-        As for `cerebro.search`.
 
     Attributes
     ----------
@@ -268,12 +264,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         labels = getattr(self, "classes_", None)
         weight = "w" if "w" in columns else None
         build = BuildEstimator(
-            self.estimator,
-            self.scorer_,
-            labels,
-            weight,
-            originals,
-            keeps_run=self.run is not None,
+            self.estimator, self.scorer_, labels, weight, originals, keeps_run=self.run is not None
         )
         with tempfile.TemporaryDirectory(prefix="cerebro-search-") as temporary:
             data = shard(
