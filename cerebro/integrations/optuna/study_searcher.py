@@ -395,7 +395,10 @@ class StudySearcher(Searcher):
         self._lost = int(state["lost"])
         study = self._study
         trials = {trial.number: trial for trial in study.study.get_trials(deepcopy=False)}
-        self._refuse_other_study({mark_of(trial).get("trial") for trial in trials.values()})
+        numbers = {mark_of(trial).get("trial") for trial in trials.values()}
+        missing = [number for number in range(self._count) if number not in numbers]
+        if missing and not self._has_all_trials():  # it would add trials to another study
+            raise study.make_other_error(missing[0])
         for number, asked, params in state["open"]:
             frozen = study.find_trial(trials, asked, number, params)
             if frozen.state is TrialState.RUNNING:
@@ -405,12 +408,6 @@ class StudySearcher(Searcher):
             else:
                 self._told[number] = frozen
         study.fail_orphans({trial.number for trial in self._open.values()})
-
-    def _refuse_other_study(self, numbers: Collection[Any]) -> None:
-        """Raise InputError if trials would be added to a study that lacks those of the run."""
-        missing = [number for number in range(self._count) if number not in numbers]
-        if missing and not self._has_all_trials():
-            raise self._study.make_other_error(missing[0])
 
 
 def mark_of(frozen: FrozenTrial) -> Mapping[str, Any]:
