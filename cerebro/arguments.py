@@ -183,6 +183,11 @@ def _to(word: str, *others: str) -> dict[str, str]:
     return dict.fromkeys(others, word)
 
 
+def list_words(table: Mapping[str, str]) -> dict[str, str]:
+    """Return `Words` of a table of our keywords and advice, each with the others' in one text."""
+    return {other: word for word, others in table.items() for other in others.split()}
+
+
 SHARED: Words = {
     **_to("workers", *_WORKERS),
     **_to("progress", *_PROGRESS),
@@ -279,11 +284,6 @@ KERAS_CALLBACKS = (
     "search(stop=cerebro.EarlyStopping(...)), keep states with search(keep=...), and change the "
     "learning rate with a schedule of keras.optimizers.schedules"
 )
-
-
-def make_words(ours: Mapping[str, str]) -> Words:
-    """Return a table of keywords from our keywords, or sentences, and the others of each."""
-    return {other: word for word, others in ours.items() for other in others.split()}
 
 
 def explain_keywords(

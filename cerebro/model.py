@@ -343,11 +343,14 @@ def make_getter(columns: Columns) -> Callable[[Batch], Any]:
     return itemgetter(*names)
 
 
-def get_arguments(columns: Columns, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call with `columns` of a batch: by position, and by keyword."""
-    if isinstance(columns, Mapping):
-        return (), {key: batch[name] for key, name in columns.items()}
-    return tuple(batch[name] for name in column_names("inputs", columns)), {}
+def make_forward(net: Callable[..., Any], inputs: Columns) -> Callable[[Batch], Any]:
+    """Return the function that calls a network with its columns of a batch."""
+    if isinstance(inputs, str):
+        return lambda batch: net(batch[inputs])
+    get = make_getter(inputs)
+    if isinstance(inputs, Mapping):
+        return lambda batch: net(**get(batch))
+    return lambda batch: net(*get(batch))
 
 
 def check_batch(batch: Any, inputs: Columns, target: Columns | None) -> None:

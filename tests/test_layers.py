@@ -139,16 +139,12 @@ CONTRACTS = {
     *("api", "results.result", "results.trial"),
 }
 
-# What some import besides.
+# What some import besides: Optuna's needs the record that says that build takes a trial; Ray Tune's
+# starts workers as a search does, and answers from a run's store.
 MORE_CONTRACTS = {
     **{name: {"torch"} for name in ("lightning", "skorch", "transformers")},
-    "optuna": {"run"},  # whose record says that build takes a trial
-    "ray_tune": {
-        "cluster",
-        "ray.cluster",
-        "executors",
-        "run",
-    },  # an engine, which answers from its store
+    "optuna": {"run"},
+    "ray_tune": {"executors", "run", "cluster", "ray.cluster"},
 }
 
 # --- C ------------------------------------------------------------------------

@@ -50,34 +50,29 @@ class MLflow(Observer):
         self._children: dict[int, str] = {}
 
     def on_run_start(self, run: Any) -> None:
-        """Find or create the search's run."""
         import mlflow
 
         self._client = mlflow.MlflowClient(self.tracking_uri)
         experiment = self._client.get_experiment_by_name(self.experiment)
-        self._experiment = (
-            experiment.experiment_id
-            if experiment
-            else self._client.create_experiment(self.experiment)
-        )
+        if experiment is None:
+            self._experiment = self._client.create_experiment(self.experiment)
+        else:
+            self._experiment = experiment.experiment_id
         self._id = str(run.saved.meta["id"])
         self._name = Path(run.path).name
         self._metric = run.metric
         self._children = {}
-        self._parent = self._get_search_run()
+        self._parent = self._get_run({SEARCH: self._id}, self._name)
         self._log_params(self._parent, run.settings)
         self._client.set_tag(self._parent, "cerebro.path", os.fspath(Path(run.path).absolute()))
 
     def on_trial_start(self, trial: Any) -> None:
-        """Create the trial's run."""
         self._get_child_run(trial)
 
     def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
-        """Log the epoch's metrics."""
         self._log_metrics(self._get_child_run(trial), metrics, trial.epoch)
 
     def on_trial_end(self, trial: Any) -> None:
-        """Close the trial's run."""
         child = self._get_child_run(trial)
         self._client.set_tag(child, "cerebro.status", trial.status)
         if trial.error:
@@ -86,7 +81,6 @@ class MLflow(Observer):
         del self._children[trial.number]
 
     def on_run_end(self, result: Any) -> None:
-        """Log the best trial and close the search's run."""
         assert self._parent is not None
         for best in result.top(1):
             by_last = result.select == "last" or best.best_epoch is None
@@ -100,7 +94,6 @@ class MLflow(Observer):
         self._parent = None
 
     def close(self) -> None:
-        """Close the runs of a search that was interrupted or has failed."""
         for run in [*self._children.values(), *filter(None, [self._parent])]:
             self._client.set_terminated(run, "KILLED")
         self._parent, self._children = None, {}
@@ -112,9 +105,6 @@ class MLflow(Observer):
             self._children[trial.number] = run
             self._log_params(run, trial.config)
         return self._children[trial.number]
-
-    def _get_search_run(self) -> str:
-        return self._get_run({SEARCH: self._id}, self._name)
 
     def _get_run(self, tags: Mapping[str, str], name: str) -> str:
         """Return the id of the run with these tags, which may exist since before a resume."""

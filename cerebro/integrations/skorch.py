@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cerebro.arguments import explain_keywords, make_words
+from cerebro.arguments import explain_keywords, list_words
 from cerebro.errors import InputError
 from cerebro.machine.devices import build_device
 from cerebro.model import Columns
@@ -31,7 +31,7 @@ _OWN_STEPS = (
     "on_batch_begin", "on_batch_end", "on_grad_computed", "on_train_end",
 )  # fmt: skip
 
-WORDS = make_words(
+WORDS = list_words(
     {
         "net": "model module estimator",
         "make_scheduler": "scheduler lr_scheduler",

@@ -43,12 +43,10 @@ class TensorBoard(Observer):
         self._writers: dict[int, Any] = {}
 
     def on_run_start(self, run: Any) -> None:
-        """Remember the folder."""
         self._target = Path(run.path) / "tensorboard" if self.folder is None else self.folder
         self._writers = {}
 
     def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
-        """Write the epoch's metrics."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]
@@ -57,12 +55,10 @@ class TensorBoard(Observer):
         writer.flush()
 
     def on_trial_end(self, trial: Any) -> None:
-        """Close the trial's file."""
         if trial.number in self._writers:
             self._writers.pop(trial.number).close()
 
     def close(self) -> None:
-        """Close the files of trials that have not ended."""
         for writer in self._writers.values():
             writer.close()
         self._writers = {}

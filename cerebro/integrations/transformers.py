@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cerebro.arguments import explain_keywords, make_words
+from cerebro.arguments import explain_keywords, list_words
 from cerebro.errors import InputError
 from cerebro.model import Batch, Words, check_batch, make_getter
 from cerebro.torch.model import Model
@@ -19,7 +19,7 @@ from cerebro.torch.torchmetrics import extract_numbers
 _PADDING = -100
 """The label that losses of transformers ignore; used to pad arrays to equal lengths."""
 
-WORDS = make_words(
+WORDS = list_words(
     {
         "model": "net module",
         "collator": "data_collator collate_fn",

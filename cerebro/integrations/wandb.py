@@ -38,24 +38,20 @@ class WandB(Observer):
         self._runs: dict[int, Any] = {}
 
     def on_run_start(self, run: Any) -> None:
-        """Remember the search's name."""
         self._name = Path(run.path).name
         self._id = str(run.saved.meta["id"])[:16]
         self._runs = {}
 
     def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
-        """Log the epoch's metrics."""
         self._get_run(trial).log(dict(metrics), step=trial.epoch)
 
     def on_trial_end(self, trial: Any) -> None:
-        """Log how the trial has ended, and finish its run."""
         run = self._get_run(trial)
         run.summary.update({"status": trial.status, "error": trial.error})
         run.finish(exit_code=0 if trial.status in ("finished", "stopped") else 1)
         del self._runs[trial.number]
 
     def close(self) -> None:
-        """Finish the runs of trials that have not ended."""
         for run in self._runs.values():
             run.finish(exit_code=1)
         self._runs = {}

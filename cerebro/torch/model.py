@@ -26,7 +26,15 @@ from cerebro.data import Dataset
 from cerebro.data.depots import move_batch
 from cerebro.errors import InputError
 from cerebro.machine.devices import build_device
-from cerebro.model import Batch, Columns, Words, check_batch, check_metrics, column_names
+from cerebro.model import (
+    Batch,
+    Columns,
+    Words,
+    check_batch,
+    check_metrics,
+    column_names,
+    make_forward,
+)
 from cerebro.torch.arguments import (
     check_countable,
     check_functions,
@@ -43,7 +51,7 @@ from cerebro.torch.arguments import (
 )
 from cerebro.torch.graph import CudaRecorder, GraphedStep, make_capturable
 from cerebro.torch.network import Network, is_channels_last, place
-from cerebro.torch.objective import Meters, Objective, make_forward
+from cerebro.torch.objective import Meters, Objective
 from cerebro.torch.outputs import TorchModel, to_float32
 from cerebro.torch.parameter_order import in_fixed_order, in_own_order
 from cerebro.torch.recorded_step import RecordedStep

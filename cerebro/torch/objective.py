@@ -195,16 +195,6 @@ class Objective(Part):
         return self.meters.keep_returned(returned), loss, None, None
 
 
-def make_forward(net: Any, inputs: Columns) -> Callable[[Batch], Any]:
-    """Return the function that calls a network with its columns of a batch."""
-    if isinstance(inputs, str):
-        return lambda batch: net(batch[inputs])
-    get = make_getter(inputs)
-    if isinstance(inputs, Mapping):
-        return lambda batch: net(**get(batch))
-    return lambda batch: net(*get(batch))
-
-
 def _check_loss(loss: Any, function: Any) -> None:
     """Raise InputError unless a loss is a tensor; `function` is None if the network computed it."""
     if isinstance(loss, torch.Tensor):

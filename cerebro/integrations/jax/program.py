@@ -23,8 +23,8 @@ from cerebro.model import (
     Unchecked,
     check_batch,
     column_names,
-    get_arguments,
     loss_of,
+    make_forward,
     make_getter,
 )
 
@@ -188,9 +188,9 @@ class Program(Unchecked):
     ) -> Any:
         parts = self._parts
         assert parts.apply is not None
-        positional, named = get_arguments(self._inputs, batch)
         extra = _choose_arguments(self._apply_takes, variables, key, train)
-        returned = parts.apply(params, *positional, **named, **extra)
+        apply = functools.partial(parts.apply, params, **extra)
+        returned = make_forward(apply, self._inputs)(batch)
         return self._split_returned(returned, variables, train, "apply", "outputs")
 
     def _split_returned(

@@ -20,7 +20,7 @@ from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
 
-from cerebro.arguments import KERAS_CALLBACKS, explain_keywords, make_words
+from cerebro.arguments import KERAS_CALLBACKS, explain_keywords, list_words
 from cerebro.errors import InputError, StateError
 from cerebro.integrations.keras import variables as state_of
 from cerebro.machine.devices import build_device
@@ -35,7 +35,7 @@ from cerebro.model import (
     make_getter,
 )
 
-WORDS = make_words(
+WORDS = list_words(
     {
         "net": "model network",
         "inputs": "input x features",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from cerebro.arguments import check_real_number, check_whole_number, explain_keywords, make_words
+from cerebro.arguments import check_real_number, check_whole_number, explain_keywords, list_words
 from cerebro.integrations.lightning.model import LightningModel
 from cerebro.integrations.lightning.trainer import Options
 from cerebro.model import Columns
 
-WORDS = make_words(
+WORDS = list_words(
     {
         "module": "model net lightning_module",
         "inputs": "batch columns",

@@ -32,7 +32,7 @@ from cerebro.model import (
     Words,
     check_batch,
     column_names,
-    get_arguments,
+    make_forward,
     make_getter,
 )
 from cerebro.torch.network import Network
@@ -70,8 +70,7 @@ class BatchForm:
         if self.forward is None:
             return net(batch)
         check_batch(batch, self.forward, None)
-        positional, named = get_arguments(self.forward, batch)
-        return net(*positional, **named)
+        return make_forward(net, self.forward)(batch)
 
     @contextlib.contextmanager
     def explain_errors(self, batch: Batch) -> Iterator[None]:

@@ -15,11 +15,11 @@ from cerebro.api.search import search
 from cerebro.arguments import (
     SEARCH,
     SHARED,
-    Words,
     check_real_number,
     check_whole_number,
     explain_keywords,
     find_stacklevel,
+    list_words,
 )
 from cerebro.data.order import Shuffle
 from cerebro.errors import InputError
@@ -37,27 +37,25 @@ from cerebro.searchers.metrics import metric_mode
 if TYPE_CHECKING:
     from cerebro.results.result import Result
 
-WORDS: Words = {
+WORDS = {
     **SHARED,
-    **{key: word for key, word in SEARCH.items() if word == "n_trials"},
-    **dict.fromkeys(("max_time", "time_budget_s"), "timeout"),
-    **dict.fromkeys(
-        ("space", "config", "param_space", "search_space", "param_distributions"), "define"
+    **{other: word for other, word in SEARCH.items() if word == "n_trials"},
+    **list_words(
+        {
+            "timeout": "max_time time_budget_s",
+            "define": "space config param_space search_space param_distributions",
+            "catch": "except errors",
+            "the study has one: optuna.create_study(direction='maximize')": "direction mode",
+            "Cerebro optimizes one metric: create the study with direction=": "directions",
+            "the study has one: optuna.create_study(sampler=..., pruner=...)": "sampler pruner "
+            "searcher scheduler",
+            "leave it out: models are built in worker processes": "gc_after_trial",
+            "leave it out: the value of a study's trial is that of its last epoch": "select",
+            "leave it out: a run= that exists is resumed": "if_exists",
+            "enqueue them: study.enqueue_trial(...)": "points",
+            "leave it out: a study suggests and receives trials in rounds": "asynchronous",
+        }
     ),
-    **dict.fromkeys(
-        ("direction", "mode"), "the study has one: optuna.create_study(direction='maximize')"
-    ),
-    "directions": "Cerebro optimizes one metric: create the study with direction=",
-    **dict.fromkeys(
-        ("sampler", "pruner", "searcher", "scheduler"),
-        "the study has one: optuna.create_study(sampler=..., pruner=...)",
-    ),
-    "gc_after_trial": "leave it out: models are built in worker processes",
-    "select": "leave it out: the value of a study's trial is that of its last epoch",
-    "if_exists": "leave it out: a run= that exists is resumed",
-    "points": "enqueue them: study.enqueue_trial(...)",
-    "asynchronous": "leave it out: a study suggests and receives trials in rounds",
-    **dict.fromkeys(("except", "errors"), "catch"),
 }
 
 

@@ -8,8 +8,9 @@ stored; a resumed run replays the log of suggestions and reports from its store.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cerebro.arguments import check_whole_number
 from cerebro.integrations.optuna.terms import Parameters, import_optuna, quiet
@@ -21,13 +22,11 @@ from cerebro.searchers.base import (
     Suggested,
     Suggestion,
     decode_value,
+    decode_values,
     encode_value,
-    require_end,
+    encode_values,
 )
 from cerebro.space import Node
-
-if TYPE_CHECKING:
-    import optuna
 
 MAX_SAMPLER_SEED = 2**32
 
@@ -35,28 +34,19 @@ MAX_SAMPLER_SEED = 2**32
 class SamplerSearch(AdaptiveSearcher):
     """Asks an Optuna sampler for configurations; every trial trains to the end."""
 
-    _title = ""
+    _shown = ("startup_trials",)
 
     def __init__(self, startup_trials: int = 10, earlier: Any = ()) -> None:
-        super().__init__()
         self._startup_trials = check_whole_number("startup_trials", startup_trials, 0, math.inf)
         self._earlier = list(earlier) if isinstance(earlier, (list, tuple)) else [earlier]
-        self._study: optuna.Study | None = None
-        self._parameters: Parameters | None = None
-        self._asked: dict[int, optuna.trial.Trial] = {}
-        self._best: dict[int, float] = {}
-        self._log: list[list[Any]] = []  # ["ask"] or ["tell", trial, value]
 
+    @abstractmethod
     def _sampler(self, optuna: Any, seed: int) -> Any:
-        raise NotImplementedError
+        """Return the sampler."""
 
     def _prepare(self) -> None:
-        require_end(self._title, self._n_trials)
-        self._begin()
-
-    def _begin(self) -> None:
         """Begin with an empty log, and a study of the earlier runs' trials."""
-        optuna = import_optuna(self._title)
+        optuna = import_optuna(self._endless)
         self._parameters = Parameters(optuna, self._space)
         with quiet(optuna):
             self._study = optuna.create_study(
@@ -64,11 +54,12 @@ class SamplerSearch(AdaptiveSearcher):
             )
             for result in self._earlier:
                 self._learn(optuna, result)
-        self._asked, self._best, self._log = {}, {}, []
+        self._asked: dict[int, Any] = {}
+        self._best: dict[int, float] = {}
+        self._log: list[list[Any]] = []  # ["ask"] or ["tell", trial, value]
 
     def _learn(self, optuna: Any, result: Any) -> None:
         """Report the trials of an earlier run to the study."""
-        assert self._study is not None and self._parameters is not None
         states = optuna.trial.TrialState
         for trial in result.trials:
             value: float | None = trial.metrics.get(self._metric, math.nan) * self._sign
@@ -84,20 +75,16 @@ class SamplerSearch(AdaptiveSearcher):
                 )
 
     def suggest(self) -> Suggested:
-        """Return the next trial, which trains to the end."""
-        assert self._n_trials is not None
-        if self._next >= self._n_trials:
+        if self._next >= self._limit:
             return DONE
         self._log.append(["ask"])
         return self._ask()
 
     def _ask(self) -> Suggestion:
-        optuna = import_optuna(self._title)
-        assert self._study is not None and self._parameters is not None
         parameters = self._parameters
         trial = self._next
         point = self._points[trial] if trial < len(self._points) else {}
-        with quiet(optuna):
+        with quiet(import_optuna(self._endless)):
             params = parameters.of_config(point)[0]
             self._study.enqueue_trial(params)
             asked = self._study.ask()
@@ -124,25 +111,21 @@ class SamplerSearch(AdaptiveSearcher):
         return Decision.STOP if over else Decision.CONTINUE
 
     def _tell(self, trial: int, value: float) -> None:
-        optuna = import_optuna(self._title)
-        assert self._study is not None
+        optuna = import_optuna(self._endless)
         asked = self._asked.pop(trial, None)
         if asked is None:
             return
-        states = optuna.trial.TrialState
         with quiet(optuna):
             if math.isfinite(value):
                 self._study.tell(asked, value)
             else:
-                self._study.tell(asked, state=states.PRUNED)
+                self._study.tell(asked, state=optuna.trial.TrialState.PRUNED)
 
     def _state(self) -> dict[str, Any]:
-        best = [[trial, encode_value(value)] for trial, value in self._best.items()]
-        log = [list(entry) for entry in self._log]
-        return {"log": log, "best": best}
+        return {"log": [list(entry) for entry in self._log], "best": encode_values(self._best)}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self._begin()
+        self._prepare()
         self._next = 0
         for entry in state["log"]:
             if entry[0] == "ask":
@@ -150,10 +133,7 @@ class SamplerSearch(AdaptiveSearcher):
             else:
                 self._tell(entry[1], decode_value(entry[2]))
         self._log = [list(entry) for entry in state["log"]]
-        self._best = {trial: decode_value(value) for trial, value in state["best"]}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(startup_trials={self._startup_trials})"
+        self._best = decode_values(state["best"])
 
 
 class TPE(SamplerSearch):
@@ -171,7 +151,7 @@ class TPE(SamplerSearch):
         Results of earlier runs of the same space to learn from (warm start).
     """
 
-    _title = "TPE"
+    _endless = "TPE"
 
     def _sampler(self, optuna: Any, seed: int) -> Any:
         return optuna.samplers.TPESampler(
@@ -193,7 +173,7 @@ class GaussianProcess(SamplerSearch):
         Results of earlier runs of the same space to learn from (warm start).
     """
 
-    _title = "searcher='gp'"
+    _endless = "searcher='gp'"
 
     def _ask(self) -> Suggestion:
         with compute_settings(1, "warn"):  # the same numbers on any number of cores

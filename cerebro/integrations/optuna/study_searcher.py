@@ -164,10 +164,7 @@ class ParameterChooser:
     """Chooses a trial's parameters by calling ``define`` or, without it, ``build``."""
 
     def __init__(
-        self,
-        build: Callable[..., Any],
-        define: Callable[..., Any] | None,
-        batch_size: int | None,
+        self, build: Callable[..., Any], define: Callable[..., Any] | None, batch_size: int | None
     ) -> None:
         self._build = build
         self._define = define
@@ -298,14 +295,10 @@ class StudySearcher(Searcher):
         return self._wanted is not None and self._count + self._lost >= self._wanted
 
     def trials_to_come(self) -> int | None:
-        """Return how many more trials to ask the study for; None if `n_trials` is None."""
         return None if self._wanted is None else self._wanted - self._count - self._lost
 
     def wants_more(
-        self,
-        state: Mapping[str, Any],
-        n_trials_before: int | None,
-        n_trials: int | None,
+        self, state: Mapping[str, Any], n_trials_before: int | None, n_trials: int | None
     ) -> bool:
         """Return whether `optimize` asks for more trials than before; warn if for fewer."""
         # The search's `n_trials` is None: it does not count trials without training.
@@ -402,7 +395,10 @@ class StudySearcher(Searcher):
         self._lost = int(state["lost"])
         study = self._study
         trials = {trial.number: trial for trial in study.study.get_trials(deepcopy=False)}
-        self._refuse_other_study({mark_of(trial).get("trial") for trial in trials.values()})
+        numbers = {mark_of(trial).get("trial") for trial in trials.values()}
+        missing = [number for number in range(self._count) if number not in numbers]
+        if missing and not self._has_all_trials():  # it would add trials to another study
+            raise study.make_other_error(missing[0])
         for number, asked, params in state["open"]:
             frozen = study.find_trial(trials, asked, number, params)
             if frozen.state is TrialState.RUNNING:
@@ -412,12 +408,6 @@ class StudySearcher(Searcher):
             else:
                 self._told[number] = frozen
         study.fail_orphans({trial.number for trial in self._open.values()})
-
-    def _refuse_other_study(self, numbers: Collection[Any]) -> None:
-        """Raise InputError if trials would be added to a study that lacks those of the run."""
-        missing = [number for number in range(self._count) if number not in numbers]
-        if missing and not self._has_all_trials():
-            raise self._study.make_other_error(missing[0])
 
 
 def mark_of(frozen: FrozenTrial) -> Mapping[str, Any]:

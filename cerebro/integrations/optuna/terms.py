@@ -129,22 +129,17 @@ def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
     raise InputError(f"{name}: {dimension!r} cannot be searched by Optuna{hint}")
 
 
-class quiet:
-    """Silences Optuna's log and its warnings about experimental features."""
-
-    def __init__(self, optuna: Any) -> None:
-        self._optuna = optuna
-        self._warnings = warnings.catch_warnings()
-
-    def __enter__(self) -> None:
-        self._level = self._optuna.logging.get_verbosity()
-        self._optuna.logging.set_verbosity(self._optuna.logging.ERROR)
-        self._warnings.__enter__()
-        warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
-
-    def __exit__(self, *exc: object) -> None:
-        self._warnings.__exit__(None, None, None)
-        self._optuna.logging.set_verbosity(self._level)
+@contextlib.contextmanager
+def quiet(optuna: Any) -> Iterator[None]:
+    """Silence Optuna's log and its warnings about experimental features."""
+    level = optuna.logging.get_verbosity()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        try:
+            yield
+        finally:
+            optuna.logging.set_verbosity(level)
 
 
 _ADVICE = {
@@ -159,8 +154,6 @@ _ADVICE = {
     "no such table": "not an Optuna storage, or only partly created: give another storage=",
     "table schema": "",  # Optuna names the fix
 }
-
-_SERVER_IS_GONE = "start its server, with optuna.storages.run_grpc_proxy_server"
 
 
 @contextlib.contextmanager
@@ -178,13 +171,9 @@ def storage_errors(
         cause = _describe_cause(error)
         advice = next((text for key, text in _ADVICE.items() if key in cause), "")
         if not advice and _is_disconnected(error):
-            advice = _SERVER_IS_GONE
-        parts = [
-            f"the storage of the study {name!r} ({describe_storage(storage)}) fails",
-            cause,
-            advice,
-        ]
-        raise kind(": ".join(part for part in parts if part) + more) from error
+            advice = "start its server, with optuna.storages.run_grpc_proxy_server"
+        failing = f"the storage of the study {name!r} ({describe_storage(storage)}) fails"
+        raise kind(": ".join(filter(None, [failing, cause, advice])) + more) from error
 
 
 def describe_storage(storage: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,10 @@ from cerebro.integrations.optuna.terms import (
     quiet,
     storage_errors,
 )
+from cerebro.machine.mappings import flatten
 from cerebro.run.records import ENDED
 from cerebro.searchers.stopping import EarlyStopping
-from cerebro.space import Normal, Space, path_name
+from cerebro.space import Normal, Space, iterate_leaves, path_name
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
     from cerebro.results.result import Result
     from cerebro.results.trial import Trial
-
-Path = tuple[str, ...]
 
 
 def to_study(result: Result, *, storage: Any = None, study_name: str | None = None) -> Study:
@@ -60,22 +59,26 @@ def to_study(result: Result, *, storage: Any = None, study_name: str | None = No
 def _fill_study(optuna: Any, study: Study, saved: Any, trials: Sequence[Trial]) -> None:
     study.set_metric_names([saved.metric])
     study.set_user_attr(ATTRIBUTE, {"run": str(saved.folder), "seed": saved.settings["seed"]})
-    times = Times(saved)
+    begun = datetime.fromtimestamp(float(saved.meta["started"]))
+    spans = saved.spans()
     parameters = RunParameters(optuna, saved, trials)
     for trial in trials:
         if trial.status in ENDED or trial.history:
-            study.add_trial(_freeze_trial(optuna, saved, trial, parameters, times))
+            frozen = _freeze_trial(optuna, saved, trial, parameters)
+            # Without recorded units, a trial has the run's start for both.
+            frozen.datetime_start, frozen.datetime_complete = (
+                begun + timedelta(seconds=seconds) for seconds in spans.get(trial.number, (0, 0))
+            )
+            study.add_trial(frozen)
 
 
-def _freeze_trial(
-    optuna: Any, saved: Any, trial: Trial, parameters: RunParameters, times: Times
-) -> FrozenTrial:
+def _freeze_trial(optuna: Any, saved: Any, trial: Trial, parameters: RunParameters) -> FrozenTrial:
     params, kinds = parameters.of_config(trial.config)
     reported = {
         epoch["epoch"]: epoch["metrics"].get(saved.metric, math.nan) for epoch in trial.history
     }
     state, value = _find_outcome(optuna, saved, trial)
-    frozen: FrozenTrial = optuna.trial.create_trial(
+    return optuna.trial.create_trial(  # type: ignore[no-any-return]
         state=state,
         value=value,
         params=params,
@@ -83,8 +86,6 @@ def _freeze_trial(
         user_attrs={ATTRIBUTE: _collect_attributes(saved, trial, params)},
         intermediate_values=reported,
     )
-    frozen.datetime_start, frozen.datetime_complete = times.of_trial(trial.number)
-    return frozen
 
 
 def _find_outcome(optuna: Any, saved: Any, trial: Trial) -> tuple[Any, float | None]:
@@ -111,21 +112,9 @@ def _collect_attributes(saved: Any, trial: Trial, params: Mapping[str, Any]) -> 
         "parent": trial.parent,
         "error": trial.error,
     }
-    flat = {path_name(path): value for path, value in iterate_leaves(trial.config)}
-    if flat != params:
+    if flatten(trial.config) != params:
         facts["config"] = trial.config
     return {name: value for name, value in facts.items() if value is not None}
-
-
-class Times:
-    def __init__(self, saved: Any) -> None:
-        self._begun = datetime.fromtimestamp(float(saved.meta["started"]))
-        self._spans = saved.spans()
-
-    def of_trial(self, trial: int) -> tuple[datetime, datetime]:
-        """Return when a trial began and ended; without recorded units, the run's start for both."""
-        begin, end = self._spans.get(trial, (0.0, 0.0))
-        return self._begun + timedelta(seconds=begin), self._begun + timedelta(seconds=end)
 
 
 class RunParameters:
@@ -172,21 +161,9 @@ class RunParameters:
             if node.applies(config):
                 paths.add(node.path)
                 yield self._known.name(node), value, kind
-        for path, value in iterate_leaves(config, self._of_space):
+        for path, value in iterate_leaves(config, lambda path: path not in self._of_space):
             if path not in paths and (path not in self._of_space or path in self._normal):
                 yield path_name(path), make_storable(value), None
-
-
-def iterate_leaves(
-    config: Mapping[str, Any], whole: Container[Path] = (), above: Path = ()
-) -> Iterator[tuple[Path, Any]]:
-    """Yield the path and value of each entry; a mapping whose path is in `whole` is one entry."""
-    for name, value in config.items():
-        path = (*above, name)
-        if isinstance(value, Mapping) and path not in whole:
-            yield from iterate_leaves(value, whole, path)
-        else:
-            yield path, value
 
 
 def _choose_distribution(optuna: Any, kinds: Sequence[Any], values: Sequence[Any]) -> Any:

@@ -140,13 +140,7 @@ class Engine:
         begin = Checkpoint(**call["begin"]) if call["begin"] is not None else None
         if begin is not None:
             await asyncio.to_thread(session.check, begin)
-        request = EpochRequest(
-            call["owner"],
-            call["config"],
-            trial=call["trial"],
-            begin=begin,
-            target=call["target"],
-        )
+        request = EpochRequest(**{**call, "begin": begin})
         answer = await asyncio.wrap_future(session.ask(request))
         if isinstance(answer, TrainedEpoch):
             await asyncio.to_thread(session.flush)  # so that Tune knows only stored epochs

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from cerebro.api.search import search
-from cerebro.arguments import SEARCH, Words, check_whole_number, explain_keywords
+from cerebro.arguments import SEARCH, check_whole_number, explain_keywords, list_words
 from cerebro.errors import InputError
-from cerebro.integrations.ray_tune.names import check_scheduler, check_searcher, import_tune
 from cerebro.machine.guard import refuse
+from cerebro.machine.imports import import_extra
 from cerebro.space import Space
 
 if TYPE_CHECKING:
@@ -20,22 +21,23 @@ DEFAULT_WIDTH = 8
 
 _OWN = ("param_space", "scheduler", "num_samples")  # elsewhere other libraries' keywords
 
-WORDS: Words = {
-    **{key: word for key, word in SEARCH.items() if key not in _OWN},
-    **dict.fromkeys(("space", "config", "params", "search_space"), "param_space"),
-    **dict.fromkeys(("search_alg", "search_algorithm", "sampler", "algorithm"), "searcher"),
+WORDS = {
     **{
-        key: "num_samples" for key, word in SEARCH.items() if word == "n_trials" and key not in _OWN
+        other: "num_samples" if word == "n_trials" else word
+        for other, word in SEARCH.items()
+        if other not in _OWN
     },
-    "pruner": "scheduler",
-    **dict.fromkeys(("trainable", "model", "train_fn", "run_or_experiment"), "build"),
-    **dict.fromkeys(
-        ("tune_config", "run_config"),
-        "give its fields as keywords, such as metric=, num_samples= and run=",
-    ),
-    **dict.fromkeys(
-        ("resources_per_trial", "max_failures"),
-        "leave it out: workers= and threads= set the resources",
+    **list_words(
+        {
+            "param_space": "space config params search_space",
+            "searcher": "search_alg search_algorithm sampler algorithm",
+            "scheduler": "pruner",
+            "build": "trainable model train_fn run_or_experiment",
+            "give its fields as keywords, such as metric=, num_samples= and run=": "tune_config "
+            "run_config",
+            "leave it out: workers= and threads= set the resources": "resources_per_trial "
+            "max_failures",
+        }
     ),
 }
 
@@ -110,16 +112,19 @@ def fit(
     cannot have more trials afterwards: they have already chosen among the earlier ones.
     """
     refuse("cerebro.ray.fit")
-    import_tune("cerebro.ray.fit")
+    import_extra("ray.tune", "ray", "cerebro.ray.fit needs Ray Tune")
     from cerebro.integrations.ray_tune.searcher import TuneSearcher
 
     if not isinstance(param_space, Mapping):
         raise InputError(f"param_space must be a dictionary as for tune.Tuner, not {param_space!r}")
     the_scheduler, algorithm = check_scheduler(scheduler), check_searcher(searcher)
     options.setdefault("width", _find_width(algorithm))
+    recorded_space = Space({})
+    with contextlib.suppress(InputError):  # not everything of Tune's is a dimension of Cerebro's
+        recorded_space = Space(param_space)
     return search(
         build,
-        _make_recorded_space(param_space),
+        recorded_space,
         data,
         epochs=_choose_epochs(epochs, the_scheduler),
         n_trials=n_trials,
@@ -185,9 +190,87 @@ def _find_width(algorithm: Any) -> int:
     return DEFAULT_WIDTH
 
 
-def _make_recorded_space(param_space: Mapping[str, Any]) -> Space:
-    """Return the space to record: the part that Cerebro's dimensions can express."""
-    try:
-        return Space(param_space)
-    except InputError:
-        return Space({})
+# --- what is supported -------------------------------------------------------------
+
+# A scheduler or a search algorithm may use any part of Tune's controller. So only those whose
+# requirements are known are supported.
+
+CLOCKS = {"time_total_s", "time_this_iter_s", "time_since_restore", "timestamp"}
+
+_THROUGH_TUNER = "give it to tune.Tuner(cerebro.ray.trainable(build, data, ...)) instead"
+
+_REFUSED = {
+    "PopulationBasedTraining": "use cerebro.search(..., searcher=cerebro.PBT(...)), or "
+    + _THROUGH_TUNER,
+    "PopulationBasedTrainingReplay": _THROUGH_TUNER,
+    "PB2": "use cerebro.search(..., searcher=cerebro.PBT(...)), or " + _THROUGH_TUNER,
+    "HyperBandForBOHB": "use HyperBandScheduler, with OptunaSearch for a model of the space",
+    "TuneBOHB": "it needs HyperBandForBOHB: use OptunaSearch with HyperBandScheduler",
+    "ResourceChangingScheduler": "trials do not have separate resources here: give the scheduler "
+    "inside it",
+}
+
+
+def check_scheduler(scheduler: Any) -> Any:
+    """Return the scheduler to use; None means Tune's FIFO scheduler, which only starts trials.
+
+    Raises InputError if the scheduler does not work without Tune's controller.
+    """
+    from ray.tune import schedulers
+
+    if scheduler is None:
+        return schedulers.FIFOScheduler()
+    supported = (
+        schedulers.FIFOScheduler,
+        schedulers.AsyncHyperBandScheduler,
+        schedulers.MedianStoppingRule,
+        schedulers.HyperBandScheduler,
+    )
+    name = type(scheduler).__name__
+    if type(scheduler) not in supported:
+        if not isinstance(scheduler, schedulers.TrialScheduler):
+            raise InputError(
+                f"scheduler={scheduler!r} is not a scheduler of ray.tune: use ASHAScheduler, "
+                "HyperBandScheduler or MedianStoppingRule"
+            )
+        _refuse_class("scheduler", name)
+    attribute = getattr(scheduler, "_time_attr", None)
+    if attribute in CLOCKS:
+        raise InputError(
+            f"scheduler: {name}(time_attr={attribute!r}) decides by the clock, so that each run "
+            "differs: give time_attr='training_iteration', and periods in epochs"
+        )
+    return scheduler
+
+
+def check_searcher(searcher: Any) -> Any:
+    """Return the search algorithm to use: a `Searcher`, or a `BasicVariantGenerator`.
+
+    Raises InputError if it is neither, or if it needs a scheduler that is not supported.
+    """
+    from ray.tune.search import BasicVariantGenerator, SearchGenerator
+
+    if searcher is None:
+        return BasicVariantGenerator()
+    if isinstance(searcher, SearchGenerator):
+        searcher = searcher.searcher
+    if type(searcher) is BasicVariantGenerator:
+        return searcher
+    innermost = searcher
+    while hasattr(innermost, "searcher"):  # a ConcurrencyLimiter or a Repeater
+        innermost = innermost.searcher
+    name = type(innermost).__name__
+    if name in _REFUSED:
+        _refuse_class("searcher", name)
+    missing = [n for n in ("suggest", "on_trial_complete") if not hasattr(searcher, n)]
+    if missing or isinstance(searcher, type):
+        raise InputError(
+            f"searcher={searcher!r} is not a search algorithm of ray.tune: use OptunaSearch(...), "
+            "another Searcher, or BasicVariantGenerator(...)"
+        )
+    return searcher
+
+
+def _refuse_class(what: str, name: str) -> NoReturn:
+    why = _REFUSED.get(name, "which parts of Tune it needs is not known; " + _THROUGH_TUNER)
+    raise InputError(f"{what}: {name} cannot be driven by cerebro.ray.fit: {why}")

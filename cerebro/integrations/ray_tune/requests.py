@@ -233,7 +233,6 @@ class RequestedTrials(Searcher):
         return Decision.CONTINUE if this.is_finished else Decision.PAUSE
 
     def shelved(self) -> list[int]:
-        """Return the paused trials without a proxy, each only once."""
         with self._changed:
             left = self._to_shelve - self._running
             self._to_shelve.clear()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,6 @@ from typing import Any
 import cerebro._core as _core
 from cerebro.errors import InputError
 from cerebro.integrations.ray_tune.algorithms import find_unset, make_source
-from cerebro.integrations.ray_tune.names import format_call, read_scheduler_arguments
 from cerebro.machine import generators
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggested, Suggestion
 from cerebro.space import Space, json_value
@@ -250,10 +250,7 @@ class TuneSearcher(Searcher):
     # --- resuming --------------------------------------------------------
 
     def wants_more(
-        self,
-        state: Mapping[str, Any],
-        n_trials_before: int | None,
-        n_trials: int | None,
+        self, state: Mapping[str, Any], n_trials_before: int | None, n_trials: int | None
     ) -> bool:
         """Return whether `num_samples` or `n_trials` is larger than before.
 
@@ -344,3 +341,27 @@ def _identify(suggestion: Suggestion) -> list[Any]:
     """Return what distinguishes suggestions: a resumed trial, or a new configuration."""
     text = json.dumps(suggestion.config, sort_keys=True)
     return [suggestion.trial, _core.xxh3_64(text.encode())]
+
+
+def read_scheduler_arguments(scheduler: Any) -> dict[str, Any]:
+    """Return a scheduler's arguments, as far as its attributes show them.
+
+    Metric and mode are left out: they are those of the search.
+    """
+    values = {name.removeprefix("_"): value for name, value in vars(scheduler).items()}
+    if "eta" in values:  # HyperBandScheduler
+        values |= {"max_t": values["max_t_attr"], "reduction_factor": values["eta"]}
+    if "brackets" in values:  # ASHAScheduler; a rung is a milestone and its results, the last first
+        first, _ = values["brackets"][0]._rungs[-1]
+        values |= {"brackets": len(values["brackets"]), "grace_period": first}
+    arguments = {name: values.get(name) for name in inspect.signature(type(scheduler)).parameters}
+    return {
+        name: value
+        for name, value in arguments.items()
+        if isinstance(value, (bool, int, float, str)) and name not in ("metric", "mode")
+    }
+
+
+def format_call(name: str, arguments: Mapping[str, Any]) -> str:
+    """Return the call that makes an object, for messages."""
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"

@@ -128,11 +128,10 @@ class Session:
         with reader(self._folder) as connection:
             row = connection.execute("SELECT 1 FROM trials WHERE number = ?", (number,)).fetchone()
             records = [] if row is None else read_trials(connection, [number])
-        for record in records:
-            for trained in record.epochs:
-                if trained.epoch == epoch:
-                    return trained
-        raise InputError(f"trial {number} has no stored epoch {epoch}")
+        stored = [done for record in records for done in record.epochs if done.epoch == epoch]
+        if not stored:
+            raise InputError(f"trial {number} has no stored epoch {epoch}")
+        return stored[0]
 
     # --- the thread ------------------------------------------------------
 

@@ -48,21 +48,9 @@ PATIENCE_SECONDS = 30.0
 logger = logging.getLogger(__name__)
 
 OPTIONS = {
-    "eval_batch_size",
-    "drop_last",
-    "shuffle",
-    "seed",
-    "max_retries",
-    "unit_timeout",
-    "stagger",
-    "live_models",
-    "deterministic",
-    "state_dir",
-    "metric",
-    "mode",
-    "select",
-    "keep",
-}
+    "eval_batch_size", "drop_last", "shuffle", "seed", "max_retries", "unit_timeout", "stagger",
+    "live_models", "deterministic", "state_dir", "metric", "mode", "select", "keep",
+}  # fmt: skip
 """The arguments of `cerebro.search` that apply to all trials and are not decided by Tune."""
 
 
@@ -81,7 +69,7 @@ def trainable(
     workers_per_device: int | None = None,
     **options: Any,
 ) -> type[tune.Trainable]:
-    """Return a trainable for ``tune.Tuner(...)`` whose trials Cerebro trains.
+    """Return a `ray.tune.Trainable` for ``tune.Tuner(...)`` whose trials Cerebro trains.
 
     Schedulers, search algorithms, callbacks, loggers, `ResultGrid`, `Tuner.restore` and
     ``reuse_actors`` work unchanged. A trial is a process of about 120 MB without data or model,
@@ -91,7 +79,7 @@ def trainable(
 
     Parameters
     ----------
-    build, data, validation, batch_size, threads
+    build, data, validation, batch_size, threads, workers_per_device
         As for `cerebro.search`. The metrics of every epoch are reported to Tune, under their short
         names and as ``train_*`` and ``val_*``, with ``training_iteration``, ``cerebro_trial``
         (Cerebro's number of the trial) and ``state_hash``.
@@ -112,18 +100,11 @@ def trainable(
         ``"auto"``: all GPUs of this machine that Ray has, or the CPU if it has none; ``"cuda"``:
         all GPUs; ``"cpu"``. Ray chooses the engine's GPUs. With `executor`, as for
         `cerebro.search`.
-    workers_per_device
-        As for `cerebro.search`.
     options
         Further arguments of `cerebro.search`: ``seed``, ``eval_batch_size``, ``drop_last``,
         ``shuffle``, ``max_retries``, ``unit_timeout``, ``stagger``, ``live_models``,
         ``deterministic``, ``state_dir``, ``keep``; ``metric``, ``mode`` and ``select`` are for
         Cerebro's record.
-
-    Returns
-    -------
-    type
-        A `ray.tune.Trainable`.
 
     Raises
     ------
@@ -270,12 +251,8 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         metrics = answer.pop("metrics")
         self._at, self._trial = answer, answer["trial"]
         done = self.spec.epochs is not None and answer["epoch"] + 1 >= self.spec.epochs
-        return {
-            **metrics,
-            "cerebro_trial": answer["trial"],
-            "state_hash": answer["state_hash"],
-            "done": done,
-        }
+        names = {"cerebro_trial": answer["trial"], "state_hash": answer["state_hash"]}
+        return {**metrics, **names, "done": done}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write the name of the state, which stays in the run's folder."""
@@ -306,7 +283,6 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         return True
 
     def cleanup(self) -> None:
-        """Disconnect from the engine, which ends when no trial uses it."""
         self._leave()
 
     # --- the engine ------------------------------------------------------
@@ -338,6 +314,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         raise AssertionError
 
     def _leave(self) -> None:
+        """Disconnect from the engine, which ends when no trial uses it."""
         with contextlib.suppress(Exception):  # the engine has ended
             ray.get(self._engine.leave.remote(self._id, self._trial), timeout=LEAVE_SECONDS)
 

@@ -54,13 +54,17 @@ def _convert_mapping(mapping: Mapping[str, Any], originals: Originals) -> dict[A
         if whens is None:
             result[name] = _convert_dimension(value, name, originals)
         else:
-            result[name] = [
-                When(w.name, _convert_condition(w.value), _convert_mapping(w.space, originals))
-                if isinstance(w.space, Mapping)
-                else w
-                for w in whens
-            ]
+            result[name] = [_convert_condition(item, originals) for item in whens]
     return result
+
+
+def _convert_condition(item: When, originals: Originals) -> When:
+    """Return a condition, with its value or list of values as configurations have them."""
+    if not isinstance(item.space, Mapping):
+        return item  # as_space raises an error
+    is_list = isinstance(item.value, list)
+    value = [*map(_encode_choice, item.value)] if is_list else _encode_choice(item.value)
+    return When(item.name, value, _convert_mapping(item.space, originals))
 
 
 def _convert_dimension(value: Any, name: Any, originals: Originals) -> Any:
@@ -87,15 +91,6 @@ def _convert_dimension(value: Any, name: Any, originals: Originals) -> Any:
         text = json.dumps(json_value(_encode_choice(option), name))
         originals.setdefault(name, {}).setdefault(text, option)
     return type(dimension)([_encode_choice(option) for option in dimension.options])
-
-
-def _convert_condition(value: Any) -> Any:
-    """Return a condition's value, or list of values, as configurations have them."""
-    return (
-        [_encode_choice(item) for item in value]
-        if isinstance(value, list)
-        else _encode_choice(value)
-    )
 
 
 def _is_special(option: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.metrics import get_scorer
-from sklearn.neural_network import _stochastic_optimizers
+from sklearn.neural_network._stochastic_optimizers import AdamOptimizer, SGDOptimizer
 from sklearn.preprocessing import LabelBinarizer
 from sklearn.utils import check_random_state
 from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
@@ -41,16 +41,9 @@ _SKIPPED = {
     "_sklearn_output_config",  # set by build
 }
 
-_OBJECTS = {
-    "AdamOptimizer": _stochastic_optimizers.AdamOptimizer,
-    "SGDOptimizer": _stochastic_optimizers.SGDOptimizer,
-    "LabelBinarizer": LabelBinarizer,
-}
+_OPTIMIZERS = {"adam": AdamOptimizer, "sgd": SGDOptimizer}
 
-_OPTIMIZERS = {
-    "adam": _stochastic_optimizers.AdamOptimizer,
-    "sgd": _stochastic_optimizers.SGDOptimizer,
-}
+_OBJECTS = {kind.__name__: kind for kind in (AdamOptimizer, SGDOptimizer, LabelBinarizer)}
 
 # An optimizer's attributes, and the parameters of a neural network that set them.
 _SETTINGS = {
@@ -299,10 +292,7 @@ class Model(BaseModel):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the fitted attributes of an estimator of the same class.
 
-        Raises
-        ------
-        StateError
-            If the state is from an estimator of a different class or a pipeline with other steps.
+        Raises StateError for another class, or a pipeline with other steps.
         """
         states = state.get("steps", {}) if self._is_pipeline() else {"": state}
         steps = dict(steps_of(self.estimator))
@@ -525,12 +515,13 @@ def _encode(value: Any, name: str, own: Any) -> Any:
         return value
     if isinstance(value, np.generic):
         return np.asarray(value)
-    if isinstance(value, np.ndarray) and value.dtype.kind == "U":
-        return {"kind": "strings", "values": value.tolist()}
-    if isinstance(value, np.ndarray) and _holds_strings(value):
-        return {"kind": "string objects", "values": value.tolist()}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return np.asarray(value, order="C")
+    if isinstance(value, np.ndarray) and value.dtype.kind == "U":
+        return {"kind": "strings", "values": value.tolist()}
+    is_list = isinstance(value, np.ndarray) and value.dtype.kind == "O" and value.ndim == 1
+    if is_list and all(type(item) is str for item in value):  # such as names of columns
+        return {"kind": "string objects", "values": value.tolist()}
     if isinstance(value, (list, tuple)):
         items = [_encode(item, name, own) for item in value]
         return {"kind": type(value).__name__, "items": items}
@@ -543,24 +534,14 @@ def _encode(value: Any, name: str, own: Any) -> Any:
     raise StateError(f"the estimator's {name} is a {kind}, which is neither array nor JSON")
 
 
-def _holds_strings(array: Any) -> bool:
-    """Return whether an array has objects that are strings, such as names of columns."""
-    is_list = array.dtype.kind == "O" and array.ndim == 1
-    return is_list and all(type(item) is str for item in array)
-
-
 def _encode_generator(generator: Any, own: Any) -> dict[str, Any]:
     if generator is _GLOBAL_GENERATOR:  # saved and restored with the trial's generators
         return {"kind": "global generator"}
     if generator is own:
         return {"kind": "own generator"}
     _, key, position, has_gauss, gauss = generator.get_state()
-    return {
-        "kind": "RandomState",
-        "key": key,
-        "position": int(position),
-        "gauss": float(gauss) if has_gauss else None,
-    }
+    next_gauss = float(gauss) if has_gauss else None
+    return {"kind": "RandomState", "key": key, "position": int(position), "gauss": next_gauss}
 
 
 def _decode(value: Any, own: Any) -> Any:

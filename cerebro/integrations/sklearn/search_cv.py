@@ -7,20 +7,17 @@ folder.
 
 from __future__ import annotations
 
-import inspect
-import math
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from sklearn import get_config
-from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_classifier
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, is_classifier
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
 from sklearn.utils import get_tags
@@ -35,165 +32,56 @@ from sklearn.utils.validation import (
 
 from cerebro._core import trial_seed
 from cerebro.api.search import search
-from cerebro.arguments import SEARCH, Words, explain_keywords
+from cerebro.arguments import SEARCH, explain_keywords, list_words
 from cerebro.data import Dataset, shard
 from cerebro.data.number_cells import is_number, not_a_number_error
 from cerebro.data.validation import KFold
 from cerebro.errors import InputError
-from cerebro.integrations.sklearn.choices import Originals, as_choices, restore_choices
-from cerebro.integrations.sklearn.model import Model
+from cerebro.integrations.sklearn.choices import as_choices
+from cerebro.integrations.sklearn.configured import (
+    SCORE,
+    BuildEstimator,
+    check_choices,
+    find_learning_estimator,
+)
+from cerebro.integrations.sklearn.cv_results import conclude
 from cerebro.integrations.sklearn.steps import kind_of, learn, steps_of, takes_weights
 from cerebro.machine import generators
 from cerebro.machine.guard import refuse
 from cerebro.searchers import RandomSearch
 from cerebro.space import Space
-from cerebro.space.dimensions import Choice, Constant, path_name
-from cerebro.worker.models import batch_size_of
-
-if TYPE_CHECKING:
-    from cerebro.results.result import Result
 
 ROWS_PER_SHARD = 10_000
 MAX_SHARDS = 8
-SCORE = "score"
-MAX_TRIED = 64
-"""How many configurations are drawn to find one that learns by batch."""
 
-WORDS: Words = {
-    **{
-        key: word
-        for key, word in SEARCH.items()
-        if word in ("workers", "progress", "n_trials", "run")
-    },
-    "n_candidates": "n_trials",
-    **dict.fromkeys(("seed", "random_seed"), "random_state"),
-    **dict.fromkeys(
-        (
-            "param_grid",
-            "param_distributions",
-            "search_spaces",
-            "search_space",
-            "params",
-            "parameters",
-            "grid",
-            "param_space",
-        ),
-        "space",
+_SHARED = ("workers", "progress", "n_trials", "run")
+
+WORDS = {
+    **{other: word for other, word in SEARCH.items() if word in _SHARED},
+    **list_words(
+        {
+            "n_trials": "n_candidates",
+            "random_state": "seed random_seed",
+            "space": "param_grid param_distributions search_spaces search_space params parameters "
+            "grid param_space",
+            "epochs": "max_epochs num_epochs n_epochs max_iter max_iters",
+            "cv": "folds n_splits kfold validation validation_split",
+            "scoring": "metric score scorer metrics",
+            "estimator": "model build clf pipeline",
+            "searcher": "sampler search_optimization algorithm method strategy",
+            "stop": "early_stopping patience",
+            "leave it out: the score of a configuration that fails is NaN": "error_score",
+            "leave it out: scores are of validation rows only; with run=, result_ has the losses "
+            "in training": "return_train_score",
+            "leave it out: workers take units as they are free": "pre_dispatch",
+            "give searcher=cerebro.SuccessiveHalving(...), whose resource is epochs": "factor "
+            "resource min_resources max_resources aggressive_elimination",
+            "leave it out: scikit-learn's estimators train on the CPU": "devices device gpus "
+            "accelerator use_gpu",
+            "fit() takes it": "X y groups fit_params sample_weight data",
+        }
     ),
-    **dict.fromkeys(("max_epochs", "num_epochs", "n_epochs", "max_iter", "max_iters"), "epochs"),
-    **dict.fromkeys(("folds", "n_splits", "kfold", "validation", "validation_split"), "cv"),
-    **dict.fromkeys(("metric", "score", "scorer", "metrics"), "scoring"),
-    **dict.fromkeys(("model", "build", "clf", "pipeline"), "estimator"),
-    **dict.fromkeys(
-        ("sampler", "search_optimization", "algorithm", "method", "strategy"), "searcher"
-    ),
-    **dict.fromkeys(("early_stopping", "patience"), "stop"),
-    "error_score": "leave it out: the score of a configuration that fails is NaN",
-    "return_train_score": "leave it out: scores are of validation rows only; with run=, result_ "
-    "has the losses in training",
-    "pre_dispatch": "leave it out: workers take units as they are free",
-    **dict.fromkeys(
-        ("factor", "resource", "min_resources", "max_resources", "aggressive_elimination"),
-        "give searcher=cerebro.SuccessiveHalving(...), whose resource is epochs",
-    ),
-    **dict.fromkeys(
-        ("devices", "device", "gpus", "accelerator", "use_gpu"),
-        "leave it out: scikit-learn's estimators train on the CPU",
-    ),
-    **dict.fromkeys(("X", "y", "groups", "fit_params", "sample_weight", "data"), "fit() takes it"),
 }
-
-
-class ScoredModel(Model):
-    """An estimator that a scikit-learn scorer validates once, on all rows.
-
-    In the data, classes are the numbers 0, 1, ...; the estimator learns the original `labels`.
-    """
-
-    evaluates_whole = True
-
-    def __init__(
-        self, estimator: Any, scorer: Callable[..., Any], labels: Any, weight: str | None = None
-    ) -> None:
-        super().__init__(estimator, classes=labels, weight=weight)
-        self._scorer = scorer
-        self._labels = labels
-
-    def _columns(self, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        x, y = super()._columns(dict(batch))
-        return x, y if self._labels is None else self._labels[y]
-
-    def _values(self, x: Any, y: Any) -> dict[str, Any]:
-        return self._compute_means(x, y, self.estimator.predict(x))  # batches are not scored
-
-    def _measure(self, batch: Mapping[str, Any]) -> tuple[dict[str, float], tuple[Any, ...]]:
-        means, parts = super()._measure(dict(batch))
-        return means, parts if self._weight is None else (*parts, np.array(batch[self._weight]))
-
-    def _measure_whole(self, parts: Sequence[Any]) -> dict[str, float]:
-        x, y, _, *weights = parts
-        weighted = bool(weights) and _weights_rows(self._scorer)
-        options = {"sample_weight": weights[0]} if weighted else {}
-        score = self._scorer(self.estimator, x, y, **options)
-        if isinstance(score, Mapping):
-            raise InputError(
-                f"scoring returned several scores, {', '.join(map(str, score))}: SearchCV takes one"
-            )
-        return {SCORE: float(score)}
-
-
-def _weights_rows(scorer: Any) -> bool:
-    """Return whether a scorer takes ``sample_weight``, by the rule of scikit-learn's searches."""
-    if hasattr(scorer, "_accept_sample_weight"):
-        return bool(scorer._accept_sample_weight())
-    return "sample_weight" in inspect.signature(scorer).parameters
-
-
-class BuildEstimator:
-    """The search's ``build``: the estimator with a configuration's parameters."""
-
-    unsent = "the estimator, the scoring or a choice of the space"
-
-    def __init__(
-        self,
-        estimator: Any,
-        scorer: Callable[..., Any],
-        labels: Any,
-        weight: str | None = None,
-        originals: Originals | None = None,
-        *,
-        keeps_run: bool = False,
-    ) -> None:
-        self.keeps_run = keeps_run
-        self.estimator = estimator
-        self.scorer = scorer
-        self.labels = labels
-        self.weight = weight
-        self.originals = originals or {}
-        self.output = get_config()["transform_output"]
-        self.__module__ = type(self).__module__
-        self.__qualname__ = type(self).__qualname__
-
-    def __call__(self, config: Mapping[str, Any]) -> ScoredModel:
-        estimator = self.configure_estimator(config)
-        if self.output != "default":  # set for this process, but workers are others
-            for _, step in steps_of(estimator):
-                if hasattr(step, "set_output") and not hasattr(step, "_sklearn_output_config"):
-                    step.set_output(transform=self.output)
-        return ScoredModel(estimator, self.scorer, self.labels, self.weight)
-
-    def lines_on_interrupt(self, kept: str, path: str) -> list[str]:
-        """Return what an interrupted `fit` shows; `kept` is a line on what the run's folder has."""
-        # Users do not have this `build`, so they cannot resume the run.
-        if not self.keeps_run:
-            return ["interrupted: nothing is kept; SearchCV(run=...) keeps the trials"]
-        return [
-            f"{kept}, but SearchCV cannot resume them",
-            f"to see them:  result = cerebro.open({path!r})",
-        ]
-
-    def configure_estimator(self, config: Mapping[str, Any]) -> Any:
-        return _configure_estimator(self.estimator, config, self.originals)
 
 
 class Given:
@@ -261,7 +149,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         None (the estimator's ``score``), the name of a scorer, or ``scorer(estimator, X, y)``.
     batch_size
         Rows per batch, unless the space has it.
-    shuffle
+    shuffle, workers, progress
         As for `cerebro.search`.
     stop
         A `cerebro.EarlyStopping` rule, applied to the mean over folds.
@@ -275,12 +163,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     run
         A folder for the run, which is kept; default: a temporary one, removed after `fit`. After
         Ctrl-C, `cerebro.open` shows the trials so far; `fit` cannot resume them.
-    workers
-        As for `cerebro.search`.
     random_state
         An int, a ``RandomState``, or None for a different seed each time.
-    progress
-        As for `cerebro.search`.
 
     Attributes
     ----------
@@ -369,9 +253,9 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         """
         refuse(f"{type(self).__name__}.fit")
         space, originals = as_choices(self.space)
-        learning = _find_learning_estimator(self.estimator, space, originals)
+        learning = find_learning_estimator(self.estimator, space, originals)
         columns = self._columns(X, y, fit_params, learning)
-        _check_choices(learning, space, originals)
+        check_choices(learning, space, originals)
         self.scorer_ = check_scoring(self.estimator, scoring=self.scoring)
         self.multimetric_ = False
         seed = _seed_of(self.random_state)
@@ -380,12 +264,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         labels = getattr(self, "classes_", None)
         weight = "w" if "w" in columns else None
         build = BuildEstimator(
-            self.estimator,
-            self.scorer_,
-            labels,
-            weight,
-            originals,
-            keeps_run=self.run is not None,
+            self.estimator, self.scorer_, labels, weight, originals, keeps_run=self.run is not None
         )
         with tempfile.TemporaryDirectory(prefix="cerebro-search-") as temporary:
             data = shard(
@@ -415,7 +294,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 run=Path(temporary, "run") if self.run is None else self.run,
                 progress=self.progress,
             )
-            self._conclude(result, originals)
+            self.__dict__.update(conclude(result, originals, self.refit))
             if self.refit:
                 self._refit(build, data, seed, result.trials[self.best_index_].config)
         if self.run is not None:
@@ -452,22 +331,19 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     def _folds(self, x: Any, y: Any, groups: Any, order: Any) -> Given:
         """Return the splitter's folds, for rows that are stored in the given order."""
         splitter = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
-        pairs = [
-            (_find_row_numbers(a), _find_row_numbers(b)) for a, b in splitter.split(x, y, groups)
-        ]
-        self.n_splits_ = len(pairs)
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        _check_rows(pairs, len(x))
-        return Given([(place[train], place[test]) for train, test in pairs], repr(splitter))
+        pairs = []
+        for fold, (train, test) in enumerate(splitter.split(x, y, groups)):
+            rows = [_find_row_numbers(part, len(x), fold) for part in (train, test)]
+            pairs.append((place[rows[0]], place[rows[1]]))
+        self.n_splits_ = len(pairs)
+        return Given(pairs, repr(splitter))
 
     def _trials_of(self, space: Space) -> int | None:
         """Return `n_trials`; for random search, at most the number of configurations."""
-        if self.n_trials is None or not isinstance(self.searcher, (str, RandomSearch)):
-            return self.n_trials
-        if isinstance(self.searcher, str) and self.searcher != "random":
-            return self.n_trials
-        if not space.is_finite:
+        is_random = self.searcher == "random" or isinstance(self.searcher, RandomSearch)
+        if self.n_trials is None or not is_random or not space.is_finite:
             return self.n_trials
         try:
             most = len(space.grid())
@@ -515,42 +391,13 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             raise InputError(f"y has only one class, {labels[0]!r}: there is nothing to learn")
         return x, codes
 
-    def _conclude(self, result: Result, originals: Originals) -> None:
-        """Set the attributes that scikit-learn's searches have, from a run."""
-        trials = result.trials
-        failed = [trial for trial in trials if trial.status in ("failed", "diverged")]
-        if failed:
-            warnings.warn(
-                f"{len(failed)} of {len(trials)} configurations failed, the first: "
-                f"{failed[0].error}",
-                stacklevel=3,
-            )
-        self.cv_results_ = cv_results(result, originals)
-        if not failed and not np.isfinite(self.cv_results_["mean_test_score"]).all():
-            warnings.warn(
-                "One or more of the test scores are non-finite: "
-                f"{self.cv_results_['mean_test_score']}",
-                stacklevel=3,
-            )
-        if callable(self.refit):
-            self.best_index_ = _check_index(self.refit(self.cv_results_), len(trials))
-        else:
-            # `Result.best` may be a configuration that failed later; here it has no score.
-            lost = {trial.number for trial in failed}
-            scored = (t.number for t in result.top(len(trials)) if t.number not in lost)
-            self.best_index_ = next(scored, result.best.number)
-        best = trials[self.best_index_]
-        self.best_params_ = self.cv_results_["params"][self.best_index_]
-        self.best_score_ = float(self.cv_results_["mean_test_score"][self.best_index_])
-        self.best_epochs_ = 1 + (best.epoch - 1 if best.best_epoch is None else best.best_epoch)
-
     def _refit(
         self, build: BuildEstimator, data: Dataset, seed: int, config: Mapping[str, Any]
     ) -> None:
         """Train on all rows, exactly like trial 0 of a search without folds."""
         begun = time.perf_counter()
         estimator = build.configure_estimator(config)
-        size = batch_size_of(config, None if "batch_size" in config else self.batch_size)
+        size = int(config.get("batch_size", self.batch_size))
         labels = build.labels
         classes = {} if labels is None else {"classes": labels}
         with generators.preserve_generators(False, trial_seed(seed, 0) % 2**32):
@@ -623,45 +470,6 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
 
-def _configure_estimator(estimator: Any, config: Mapping[str, Any], originals: Originals) -> Any:
-    values = restore_choices(config, originals)
-    values.pop("batch_size", None)
-    return clone(estimator).set_params(**values)
-
-
-def _find_learning_estimator(estimator: Any, space: Space, originals: Originals) -> Any:
-    """Return the estimator, with parameters of the space if it needs them to learn by batch."""
-    for number in range(-1, MAX_TRIED):
-        try:
-            candidate = estimator
-            if number >= 0:
-                candidate = _configure_estimator(estimator, space.sample(0, number), originals)
-            kind_of(candidate)
-        except Exception:  # also of parameters that the estimator does not have
-            continue
-        return candidate
-    return estimator  # for its own error
-
-
-def _check_choices(estimator: Any, space: Space, originals: Originals) -> None:
-    """Raise InputError for a choice with which the estimator cannot learn by batch."""
-    for node in space.nodes:
-        name, dimension = path_name(node.path), node.dimension
-        options = dimension.options if isinstance(dimension, Choice) else ()
-        if isinstance(dimension, Constant):
-            options = [dimension.value]
-        for option in () if name == "batch_size" else options:
-            values = restore_choices({name: option}, originals)
-            try:
-                configured = clone(estimator).set_params(**values)
-            except Exception:  # it may depend on other parameters; a trial will report it
-                continue
-            try:
-                kind_of(configured)
-            except InputError as error:
-                raise InputError(f"space: {name}={values[name]!r}: {error}") from None
-
-
 def _rename_features(estimator: Any, names: Any) -> None:
     """Name the features of an estimator that has learned from rows without names."""
     steps = [step for _, step in steps_of(estimator)]
@@ -669,54 +477,6 @@ def _rename_features(estimator: Any, names: Any) -> None:
     for previous, step in pairwise(steps):
         if hasattr(step, "feature_names_in_"):  # it has names that the previous step made up
             step.feature_names_in_ = previous.get_feature_names_out()
-
-
-def cv_results(result: Result, originals: Originals) -> dict[str, Any]:
-    """Return a run with folds as scikit-learn's table of a search: one value per configuration."""
-    trials = result.trials
-    scores = np.array([[_get_score(trial, fold) for fold in trial.folds] for trial in trials])
-    params = [restore_choices(trial.config, originals) for trial in trials]
-    table: dict[str, Any] = _collect_times(result, scores.shape)
-    for name in sorted({name for config in params for name in config}):
-        column = np.ma.MaskedArray(np.empty(len(params), object), mask=True)
-        for number, config in enumerate(params):
-            if name in config:
-                column[number] = config[name]
-        table[f"param_{name}"] = column
-    table["params"] = params
-    for fold in range(scores.shape[1]):
-        table[f"split{fold}_test_score"] = scores[:, fold]
-    table["mean_test_score"] = scores.mean(axis=1)
-    table["std_test_score"] = scores.std(axis=1)
-    table["rank_test_score"] = _rank_means(table["mean_test_score"])
-    table["epochs"] = np.array(
-        [t.epoch if t.best_epoch is None else t.best_epoch + 1 for t in trials], np.int64
-    )
-    table["status"] = np.array([trial.status for trial in trials])
-    return table
-
-
-def _get_score(trial: Any, fold: Any) -> float:
-    """Return the score of a fold at its configuration's best epoch; NaN if any fold failed."""
-    failed = trial.status in ("failed", "diverged")
-    return math.nan if failed else float(fold.metrics.get(SCORE, math.nan))
-
-
-def _rank_means(means: Any) -> Any:
-    """Return ranks from 1, the highest mean first; ties share the lowest rank, NaN comes last."""
-    comparable = np.where(np.isnan(means), -np.inf, means)
-    return np.array([1 + int((comparable > mean).sum()) for mean in comparable], np.int32)
-
-
-def _collect_times(result: Result, shape: tuple[int, ...]) -> dict[str, Any]:
-    seconds = {"train": np.zeros(shape), "eval": np.zeros(shape)}
-    for unit in result.units():
-        seconds[unit["kind"]][unit["trial"], unit["fold"]] += unit["end"] - unit["start"]
-    table = {}
-    for name, kind in (("fit", "train"), ("score", "eval")):
-        table[f"mean_{name}_time"] = seconds[kind].mean(axis=1)
-        table[f"std_{name}_time"] = seconds[kind].std(axis=1)
-    return table
 
 
 def _seed_of(random_state: Any) -> int:
@@ -736,26 +496,11 @@ def _name_bad_cell(name: str, given: Any) -> None:
                 raise not_a_number_error(label, row, cell)
 
 
-def _find_row_numbers(rows: Any) -> Any:
+def _find_row_numbers(rows: Any, count: int, fold: int) -> Any:
     """Return row numbers; a boolean mask gives the positions of its true values."""
     rows = np.asarray(rows)
-    return np.flatnonzero(rows) if rows.dtype == bool else rows
-
-
-def _check_index(index: Any, count: int) -> int:
-    """Return `index`, the return value of the function `refit`, as an int after checking it."""
-    if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
-        raise TypeError(f"refit must return the index of a configuration, an int, not {index!r}")
-    if not 0 <= index < count:
-        raise IndexError(f"refit returned the index {index}, but there are {count} configurations")
-    return int(index)
-
-
-def _check_rows(pairs: Sequence[tuple[Any, Any]], rows: int) -> None:
-    """Raise InputError for row numbers out of range; negative ones are invalid, too."""
-    for fold, pair in enumerate(pairs):
-        for numbers in pair:
-            if numbers.dtype.kind not in "iu" or (numbers < 0).any() or (numbers >= rows).any():
-                raise InputError(
-                    f"cv, fold {fold}: it must contain row numbers from 0 to {rows - 1}"
-                )
+    numbers = np.flatnonzero(rows) if rows.dtype == bool else rows
+    # NumPy would take negative ones.
+    if numbers.dtype.kind not in "iu" or (numbers < 0).any() or (numbers >= count).any():
+        raise InputError(f"cv, fold {fold}: it must contain row numbers from 0 to {count - 1}")
+    return numbers

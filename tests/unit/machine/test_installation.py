@@ -124,7 +124,7 @@ MISSING = [
     ("ray", "ray", "cerebro.ray.trainable"),
     ("zmq", "cluster", "cerebro.cluster.keys.import_zmq()"),
     ("ray", "ray", "cerebro.ray.cluster.connection.import_ray()"),
-    ("ray", "ray", "cerebro.integrations.ray_tune.names.import_tune('x')"),
+    ("ray", "ray", "cerebro.ray.fit(None, None, param_space={})"),
 ]
 
 
@@ -138,7 +138,6 @@ def test_the_error_for_a_missing_module_names_its_extra(
         f"import sys; sys.modules[{module!r}] = None\n"
         "import cerebro, cerebro.cli.demo, cerebro.ray.cluster.connection, cerebro.cluster.keys\n"
         "import cerebro.report.plots, cerebro.integrations.optuna.terms\n"
-        "import cerebro.integrations.ray_tune.names\n"
         "import cerebro.searchers.quasi_random\n"
         f"try: {call}\n"
         "except cerebro.InputError as error: print(error)"
