@@ -12,8 +12,9 @@ import torch
 from cerebro.arguments import explain_keywords, list_words
 from cerebro.errors import InputError
 from cerebro.model import Batch, Words, check_batch, make_getter
+from cerebro.torch.arguments import check_functions
 from cerebro.torch.model import Model
-from cerebro.torch.outputs import join_outputs
+from cerebro.torch.outputs import join_outputs, to_float32
 from cerebro.torch.torchmetrics import extract_numbers
 
 _PADDING = -100
@@ -189,10 +190,7 @@ class TransformersModel(Model):
         return self._compute_metrics is not None
 
     def _make_forward(self) -> Any:
-        return self._call_net
-
-    def _call_net(self, batch: Batch) -> Any:
-        return self.net(**batch)
+        return lambda batch: self.net(**batch)
 
     def _measure(self, batch: Batch) -> tuple[dict[str, Any], tuple[Any, Any]]:
         collated = self._collate(batch)
@@ -273,14 +271,8 @@ def _move_to_device(value: Any, device: Any) -> Any:
 def _check_arguments(model: Any, collator: Any, compute_metrics: Any, preprocess: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"model must be a model of transformers, not {model!r}")
-    functions = {
-        "collator": collator,
-        "compute_metrics": compute_metrics,
-        "preprocess_logits_for_metrics": preprocess,
-    }
-    for name, value in functions.items():
-        if value is not None and not callable(value):
-            raise InputError(f"{name} must be callable, not {value!r}")
+    functions = {"collator": collator, "compute_metrics": compute_metrics}
+    check_functions({**functions, "preprocess_logits_for_metrics": preprocess})
     if preprocess is not None and compute_metrics is None:
         raise InputError(
             "preprocess_logits_for_metrics changes what compute_metrics gets: give compute_metrics="
@@ -356,5 +348,4 @@ def _to_arrays(value: Any) -> Any:
         return tuple(_to_arrays(item) for item in value)
     if not isinstance(value, torch.Tensor):
         return np.asarray(value)
-    value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
-    return value.cpu().numpy()
+    return to_float32(value).cpu().numpy()
