@@ -73,8 +73,7 @@ class Clipping:
             torch.nn.utils.clip_grad_norm_(parameters, clip_val)
 
 
-# What a module may read, and what is always the same in a search.
-_CONSTANTS = {
+CONSTANTS = {
     **dict.fromkeys(("predicting", "testing", "sanity_checking"), False),
     **dict.fromkeys(("barebones", "fast_dev_run"), False),
     **dict.fromkeys(("min_epochs", "progress_bar_callback", "log_dir"), None),
@@ -86,18 +85,19 @@ _CONSTANTS = {
     "check_val_every_n_epoch": 1,
     "precision_plugin": Clipping(),
 }
+"""What a module may read, and what is always the same in a search."""
 
 
 class Trainer:
     """A stand-in for Lightning's Trainer: the trial's position, and what a module reads.
 
-    It also has the attributes of its `Options`, and those in `_CONSTANTS`.
+    It also has the attributes of its `Options`, and those in `CONSTANTS`.
     """
 
     def __init__(
         self, module: Any, info: Info, device: Any, options: Options, hooks: Hooks
     ) -> None:
-        vars(self).update(_CONSTANTS, **vars(options), loggers=[], callbacks=[])
+        vars(self).update(CONSTANTS, **vars(options), loggers=[], callbacks=[])
         self.lightning_module = self.model = module
         self.current_epoch = self.global_step = 0
         self.batch_index = -1  # index of the last batch in its epoch
