@@ -249,11 +249,8 @@ class Model(BaseModel):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of an equally built model; its arrays are copied, not kept.
 
-        Raises
-        ------
-        StateError
-            The state is from a different model; the message names the array. The model is not
-            changed.
+        Raise StateError, which names the array, if the state is from a different model. The model
+        is then not changed.
         """
         expected = {"params", "optimizer", "step", "key"}
         if self._has_variables:
@@ -294,7 +291,7 @@ class Model(BaseModel):
 
     def __repr__(self) -> str:
         count = sum(leaf.size for leaf in jax.tree.leaves(self._carry.tree[0]))
-        function = self._step or self._apply
+        function = self._apply if self._step is None else self._step
         name = getattr(function, "__qualname__", type(function).__name__)
         return f"cerebro.jax.Model({name}, {count:,} parameters)"
 

@@ -259,10 +259,7 @@ class Model(BaseModel):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of an equally built model; its arrays are copied, not kept.
 
-        Raises
-        ------
-        StateError
-            The state is from a different model or a different backend of Keras.
+        Raise StateError if the state is from a different model or a different backend of Keras.
         """
         parts, backend = self._variables(), state.get("backend")
         if backend != self.framework:
