@@ -114,9 +114,12 @@ def test_schedulers_step_once_for_each_update_if_asked():
     ]  # fmt: skip
 
 
+class Replay:
+    runs, failed = 0, False
+
+
 def test_a_units_replays_are_counted_when_they_are_taken_back():
-    unit = UnitReplays()
-    often, rare = SimpleNamespace(runs=0, failed=False), SimpleNamespace(runs=0, failed=False)
+    unit, often, rare = UnitReplays(), Replay(), Replay()
     for key, replay in (("rare", rare), ("often", often), ("often", often)):
         unit.offer(key, replay)
     assert unit.ready == [rare, often]
