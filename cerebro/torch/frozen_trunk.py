@@ -12,7 +12,6 @@ import torch
 
 from cerebro.arguments import check_whole_number
 from cerebro.data import Dataset
-from cerebro.data.derivation import make_derivation
 from cerebro.data.derive import check_budget, make_recipe, parse_budget, write
 from cerebro.data.manifest import FILE_NAME
 from cerebro.data.shard_work import MakesShards, check_executor
@@ -202,7 +201,7 @@ def features(
         A file of `images` is damaged.
     """
     trunk = Trunk(net, layers, inputs, check_whole_number("threads", threads, 1))
-    reads = column_names("inputs", inputs)
+    column_names("inputs", inputs)
     check_images(images)
     folder, limit = _choose_folder(images, path), parse_budget(budget)
     check_executor(executor, "features(executor=...)", trunk.device)
@@ -211,17 +210,7 @@ def features(
     # Workers with GPUs have a variable that cuBLAS reads; this process computes the same rows.
     as_workers = contextlib.nullcontext() if executor is None else use_device(trunk.device)
     with as_workers:
-        work = make_derivation(
-            images,
-            trunk,
-            reads=reads,
-            batch_size=batch_size,
-            framework="torch",
-            device=trunk.device,
-            copies=copies,
-            seed=seed,
-            dtypes=dtypes,
-        )
+        work = trunk.derive(images, batch_size, copies=copies, seed=seed, dtypes=dtypes)
         with explain_gpu_memory_errors(trunk.device, work.batch_size):
             same_bits = _compare_halves(trunk, next(iter(work.batches(images._rows, 0, None))))
         plan = make_recipe(work, trunk.identity(), keep=keep, says=SAYS)
