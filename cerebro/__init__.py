@@ -53,8 +53,6 @@ _PLACES = {
     "searchers": (
         "ASHA",
         "PBT",
-        "TPE",
-        "GaussianProcess",
         "GridSearch",
         "Hyperband",
         "MedianStopping",
@@ -71,6 +69,7 @@ _RARE_PLACES = {
     "api.plan": ("Plan", "plan"),
     "api.refit": ("refit",),
     "api.replay": ("Replay", "replay"),
+    "searchers": ("TPE", "GaussianProcess"),
 }
 """Those that are imported on first use."""
 _MODULES = (

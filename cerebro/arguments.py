@@ -176,7 +176,12 @@ def _to(word: str, *others: str) -> dict[str, str]:
     return dict.fromkeys(others, word)
 
 
-_SHARED: Words = {
+def list_words(table: Mapping[str, str]) -> dict[str, str]:
+    """Return `Words` of a table of our keywords and advice, each with the others' in one text."""
+    return {other: word for word, others in table.items() for other in others.split()}
+
+
+SHARED: Words = {
     **_to("workers", *_WORKERS),
     **_to("progress", *_PROGRESS),
     **_to("seed", *_SEED),
@@ -200,7 +205,7 @@ _SHARED: Words = {
 }
 
 SEARCH: Words = {
-    **_SHARED,
+    **SHARED,
     **_to("n_trials", *_TRIALS, "num_samples"),
     **_to("mode", "direction", "goal"),
     "directions": "Cerebro optimizes one metric: give metric= and mode='min' or 'max'",
@@ -228,38 +233,6 @@ RESUME: Words = {
     "n_trials": "call search() as before, with more n_trials and if_exists='resume'",
     "num_trials": "call search() as before, with more n_trials and if_exists='resume'",
 }
-
-OPTIMIZE: Words = {
-    **_SHARED,
-    **_to("n_trials", *_TRIALS, "num_samples"),
-    **_to("timeout", "max_time", "time_budget_s"),
-    **_to("define", "space", "config", "param_space", "search_space", "param_distributions"),
-    **_to("the study has one: optuna.create_study(direction='maximize')", "direction", "mode"),
-    "directions": "Cerebro optimizes one metric: create the study with direction=",
-    **_to("the study has one: optuna.create_study(sampler=..., pruner=...)", "sampler", "pruner",
-          "searcher", "scheduler"),
-    "gc_after_trial": "leave it out: models are built in worker processes",
-    "select": "leave it out: the value of a study's trial is that of its last epoch",
-    "if_exists": "leave it out: a run= that exists is resumed",
-    "points": "enqueue them: study.enqueue_trial(...)",
-    "asynchronous": "leave it out: a study suggests and receives trials in rounds",
-    **_to("catch", "except", "errors"),
-}  # fmt: skip
-
-_OWN_OF_FIT = ("param_space", "scheduler", "num_samples")  # elsewhere other libraries' keywords
-
-FIT: Words = {
-    **{key: word for key, word in SEARCH.items() if key not in _OWN_OF_FIT},
-    **_to("param_space", "space", "config", "params", "search_space"),
-    **_to("searcher", "search_alg", "search_algorithm", "sampler", "algorithm"),
-    **_to("num_samples", *_TRIALS),
-    **_to("scheduler", "pruner"),
-    **_to("build", "trainable", "model", "train_fn", "run_or_experiment"),
-    **_to("give its fields as keywords, such as metric=, num_samples= and run=", "tune_config",
-          "run_config"),
-    **_to("leave it out: workers= and threads= set the resources", "resources_per_trial",
-          "max_failures"),
-}  # fmt: skip
 
 SHARD: Words = {
     **_to("shards", "num_shards", "n_shards", "partitions", "npartitions"),
@@ -304,94 +277,6 @@ KERAS_CALLBACKS = (
     "search(stop=cerebro.EarlyStopping(...)), keep states with search(keep=...), and change the "
     "learning rate with a schedule of keras.optimizers.schedules"
 )
-
-KERAS_MODEL: Words = {
-    **_to("net", "model", "network"),
-    **_to("inputs", "input", "x", "features"),
-    **_to("target", "targets", "label", "labels", "y"),
-    **_to("weight", "sample_weight", "weights", "sample_weights"),
-    **_to("class_weight", "class_weights"),
-    **_to("give it to net.compile() in build", "optimizer", "loss", "metrics", "loss_weights",
-          "weighted_metrics", "jit_compile", "run_eagerly"),
-    **_to(KERAS_CALLBACKS, "callbacks", "callback"),
-    **_to("search() takes it", "epochs", "batch_size", "validation_data", "validation_split",
-          "seed", "verbose"),
-}  # fmt: skip
-
-
-_BY_SEARCH = "leave it out: search() decides it"
-
-LIGHTNING_WORDS: Words = {
-    **_to("module", "model", "net", "lightning_module"),
-    **_to("inputs", "batch", "columns"),
-    **_to("gradient_clip_val", "clip_norm", "max_grad_norm", "clip_value"),
-    **_to("accumulate_grad_batches", "accumulate", "gradient_accumulation_steps"),
-    **_to("precision", "amp", "mixed_precision"),
-    **_to("search() takes epochs=", "max_epochs", "epochs", "min_epochs", "max_steps"),
-    **_to("search() takes callbacks=", "callbacks", "logger", "enable_progress_bar"),
-    **_to("search() takes batch_size= and data", "batch_size", "train_dataloaders", "datamodule",
-          "val_dataloaders"),
-    **_to(_BY_SEARCH, "strategy", "devices", "accelerator", "num_nodes", "trainer", "device",
-          "deterministic", "num_sanity_val_steps", "enable_checkpointing", "default_root_dir"),
-    **_to("the module has them: configure_optimizers", "optimizer", "scheduler", "lr"),
-    **_to("the module has them: training_step and validation_step", "loss", "metrics", "step"),
-}  # fmt: skip
-
-
-TRANSFORMERS_WORDS: Words = {
-    **_to("model", "net", "module"),
-    **_to("collator", "data_collator", "collate_fn"),
-    **_to("clip_norm", "max_grad_norm", "gradient_clip_val"),
-    **_to("accumulate", "gradient_accumulation_steps", "accumulate_grad_batches"),
-    **_to("amp", "bf16", "fp16", "precision"),
-    **_to("scheduler", "lr_scheduler", "lr_scheduler_type"),
-    **_to("give it to the optimizer: torch.optim.AdamW(model.parameters(), lr=...)", "lr",
-          "learning_rate", "weight_decay"),
-    **_to("search() takes epochs=", "num_train_epochs", "epochs"),
-    **_to("search() takes the data", "train_dataset", "eval_dataset"),
-    **_to("give optimizer=, scheduler=, clip_norm=, accumulate= and amp=", "args",
-          "training_args"),
-    **_to("give it to the collator", "tokenizer", "processing_class"),
-    **_to("build makes the model: give model=", "model_init"),
-    **_to("give optimizer= and scheduler=", "optimizers", "optimizer_cls_and_kwargs"),
-    **_to("search() takes it", "callbacks", "batch_size", "seed"),
-    **_to("the model computes its loss from labels", "loss", "target", "compute_loss_func"),
-}  # fmt: skip
-
-_HALVING = "give searcher=cerebro.SuccessiveHalving(...), whose resource is epochs"
-
-SEARCH_CV: Words = {
-    **_to("workers", *_WORKERS),
-    **_to("progress", *_PROGRESS),
-    **_to("random_state", "seed", "random_seed"),
-    **_to("space", "param_grid", "param_distributions", "search_spaces", "search_space", "params",
-          "parameters", "grid", "param_space"),
-    **_to("n_trials", *_TRIALS, "num_samples", "n_candidates"),
-    **_to("epochs", "max_epochs", "num_epochs", "n_epochs", "max_iter", "max_iters"),
-    **_to("cv", "folds", "n_splits", "kfold", "validation", "validation_split"),
-    **_to("scoring", "metric", "score", "scorer", "metrics"),
-    **_to("estimator", "model", "build", "clf", "pipeline"),
-    **_to("searcher", "sampler", "search_optimization", "algorithm", "method", "strategy"),
-    **_to("stop", "early_stopping", "patience"),
-    **_to("run", *_RUN),
-    **_to("leave it out: the score of a configuration that fails is NaN", "error_score"),
-    **_to("leave it out: scores are of validation rows only; with run=, result_ has the losses in "
-          "training", "return_train_score"),
-    **_to("leave it out: workers take units as they are free", "pre_dispatch"),
-    **_to(_HALVING, "factor", "resource", "min_resources", "max_resources",
-          "aggressive_elimination"),
-    **_to("leave it out: scikit-learn's estimators train on the CPU", "devices", *_DEVICES,
-          "use_gpu"),
-    **_to("fit() takes it", "X", "y", "groups", "fit_params", "sample_weight", "data"),
-}  # fmt: skip
-
-SKORCH_WORDS: Words = {
-    **_to("net", "model", "module", "estimator"),
-    **_to("make_scheduler", "scheduler", "lr_scheduler"),
-    **_to("clip_norm", "gradient_clip_value", "max_grad_norm"),
-    **_to("the net has it: set it there", "optimizer", "criterion", "loss", "lr"),
-    **_to("search() takes it", "epochs", "max_epochs", "callbacks", "batch_size", "seed"),
-}  # fmt: skip
 
 
 def explain_keywords(

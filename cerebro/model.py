@@ -343,6 +343,16 @@ def make_getter(columns: Columns) -> Callable[[Batch], Any]:
     return itemgetter(*names)
 
 
+def make_forward(net: Callable[..., Any], inputs: Columns) -> Callable[[Batch], Any]:
+    """Return the function that calls a network with its columns of a batch."""
+    if isinstance(inputs, str):
+        return lambda batch: net(batch[inputs])
+    get = make_getter(inputs)
+    if isinstance(inputs, Mapping):
+        return lambda batch: net(**get(batch))
+    return lambda batch: net(*get(batch))
+
+
 def check_batch(batch: Any, inputs: Columns, target: Columns | None) -> None:
     """Raise InputError if a batch lacks a column that a model's arguments name."""
     columns = [("inputs", name) for name in column_names("inputs", inputs)]
@@ -425,6 +435,20 @@ class Means:
                 total += value * weight
                 weights += weight
         return total / weights if weights else math.nan
+
+
+class Unchecked:
+    """An object that loses nothing in a hop: the state has its values, or it has none.
+
+    The checks of a hop do not look into it.
+    """
+
+
+class Part:
+    """An object that keeps attributes of a model.
+
+    The checks of a hop look at them as at the model's own, and name them so.
+    """
 
 
 class BaseModel:

@@ -11,7 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from cerebro.api.settings import check_callbacks, check_executor, devices_of
+from cerebro.api.settings import (
+    check_callbacks,
+    check_executor,
+    devices_of,
+    set_up_searcher,
+)
 from cerebro.api.workers import choose_worker_count, worker_count
 from cerebro.arguments import RESUME, check_whole_number, explain_keywords, find_stacklevel
 from cerebro.callbacks import Mirror
@@ -43,7 +48,7 @@ from cerebro.run.mirror import download
 from cerebro.run.owner import Owner
 from cerebro.run.settings import Settings, Training
 from cerebro.run.store import FILE, Store, check_whole_store, decode, encode, unused_folder
-from cerebro.searchers import make_searcher, set_up
+from cerebro.searchers import make_searcher
 from cerebro.searchers.base import Searcher
 from cerebro.searchers.stopping import EarlyStopping
 from cerebro.space import Space
@@ -318,7 +323,7 @@ def searcher_of(
             f"record: run the original script again, with {format_same_call(saved)}"
         )
     the_searcher = make_searcher(the_searcher)
-    set_up(the_searcher, Space.from_json(settings.space_json), settings)
+    set_up_searcher(the_searcher, Space.from_json(settings.space_json), settings)
     if "searcher" in saved.meta:
         the_searcher.load_state_dict(saved.meta["searcher"])
         catch_up(saved, the_searcher, settings.ranking, settings.stop)

@@ -26,6 +26,7 @@ from cerebro.api.settings import (
     eval_rows,
     resolve_mode,
     seconds_per_unit,
+    set_up_searcher,
 )
 from cerebro.api.workers import choose_worker_count, idle_advice, worker_count
 from cerebro.arguments import (
@@ -72,7 +73,7 @@ from cerebro.run.folder import (
 from cerebro.run.recipe import check_build
 from cerebro.run.settings import MAX_SEED, MAX_THREADS, Settings
 from cerebro.run.store import FILE
-from cerebro.searchers import make_searcher, set_up
+from cerebro.searchers import make_searcher
 from cerebro.searchers.base import DONE, Searcher, suggestion_problem
 from cerebro.searchers.stopping import EarlyStopping
 from cerebro.space import Space, as_space
@@ -455,7 +456,7 @@ def run_search(
     If the model is ``cpu_only``, training moves to `cpu_workers` workers on the CPU, unless that is
     None.
     """
-    set_up(the_searcher, space, settings)
+    set_up_searcher(the_searcher, space, settings)
     first = the_searcher.suggest()
     if first is None or first is DONE:
         raise InputError(f"the searcher {settings.searcher_name} suggests no trial")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 from cerebro.arguments import KERAS_CALLBACKS
 from cerebro.data import Dataset
+from cerebro.data.order import Cut
 from cerebro.errors import InputError, one_line
 from cerebro.machine.devices import ALL, CPU, are_gpus, choose_devices, name_devices
-from cerebro.model import is_keras
-from cerebro.run.settings import HOOKS
+from cerebro.model import Info, is_keras
+from cerebro.run.settings import HOOKS, Settings
+from cerebro.searchers.base import Searcher, SpaceSearcher
 from cerebro.searchers.metrics import metric_mode
 from cerebro.searchers.stopping import EarlyStopping
+from cerebro.space import Space
+from cerebro.worker.models import batch_size_of, make_info
 
 EVAL_ROWS = 256
 
@@ -72,6 +77,30 @@ def check_executor(executor: Any) -> Any:
             f"executor={executor!r} is not an executor: it has no {missing[0]}() method"
         )
     return executor
+
+
+def set_up_searcher(searcher: Searcher, space: Space, settings: Settings) -> None:
+    searcher.bind_run(settings.folder, partial(make_trial_info, settings))
+    if isinstance(searcher, SpaceSearcher):
+        searcher.select = settings.select
+    timed = settings.n_trials is None and settings.time_limit is not None
+    searcher.setup(
+        space,
+        seed=settings.seed,
+        epochs=settings.epochs,
+        n_trials=math.inf if timed else settings.n_trials,
+        metric=settings.metric,
+        mode=settings.mode,
+        points=list(settings.points),
+    )
+
+
+def make_trial_info(settings: Settings, trial: int, config: Mapping[str, Any]) -> Info:
+    """Return a trial's `Info`; with folds, a configuration's, for its first fold."""
+    data = settings.train if settings.folds is None else settings.folds.get_views(0)[0]
+    cut = Cut(batch_size_of(config, settings.batch_size), settings.drop_last)
+    order = settings.order_of(data)
+    return make_info(data, order, trial=trial, epochs=settings.epochs, cut=cut)
 
 
 def devices_of(devices: Any, workers_per_device: Any, executor: Any) -> tuple[str, ...]:

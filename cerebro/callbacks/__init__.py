@@ -1,10 +1,24 @@
 """Observers: callbacks that log a search, or copy its run to object storage."""
 
+from typing import TYPE_CHECKING
+
 from cerebro.callbacks.csv_file import CSV
 from cerebro.callbacks.mirror import Mirror
-from cerebro.callbacks.mlflow import MLflow
 from cerebro.callbacks.observer import Observer
-from cerebro.callbacks.tensorboard import TensorBoard
-from cerebro.callbacks.wandb import WandB
+from cerebro.machine.imports import import_lazily
+
+if TYPE_CHECKING:
+    from cerebro.integrations.mlflow import MLflow
+    from cerebro.integrations.tensorboard import TensorBoard
+    from cerebro.integrations.wandb import WandB
 
 __all__ = ["CSV", "MLflow", "Mirror", "Observer", "TensorBoard", "WandB"]
+
+__getattr__ = import_lazily(
+    __name__,
+    {
+        "MLflow": "cerebro.integrations.mlflow",
+        "TensorBoard": "cerebro.integrations.tensorboard",
+        "WandB": "cerebro.integrations.wandb",
+    },
+)

@@ -39,7 +39,6 @@ class CSV(Observer):
         self._rows: list[dict[str, Any]] = []
 
     def on_run_start(self, run: Any) -> None:
-        """Write the epochs that the run has already finished."""
         self._target = Path(run.path) / "metrics.csv" if self.path is None else self.path
         self._columns = dict.fromkeys(FIRST)
         self._rows = [_make_row(trial, epoch) for trial in run.trials for epoch in trial.history]
@@ -48,7 +47,6 @@ class CSV(Observer):
         # Else the first epoch writes it: a new search replaces a run that has no other files.
 
     def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
-        """Append the epoch's row."""
         row = _make_row(trial, trial.history[-1])
         self._rows.append(row)
         if self._file is not None and row.keys() <= self._columns.keys():
@@ -58,7 +56,6 @@ class CSV(Observer):
             self._write_all()
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

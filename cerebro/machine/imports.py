@@ -109,6 +109,17 @@ def import_extra(module: str, extra: str, need: str) -> Any:
         raise InputError(f"{need} ({error}): {install_hint(extra)}") from error
 
 
+def import_lazily(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a module's ``__getattr__`` that imports names, from their `places`, on first use."""
+
+    def import_name(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(places[name]), name)
+
+    return import_name
+
+
 def is_installed(file: str) -> bool:
     """Return whether a file belongs to the standard library or an installed package."""
     return file.startswith(_INSTALLED)

@@ -11,25 +11,28 @@ imported when one of them is first used.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from cerebro.machine.imports import import_extra
+from cerebro.machine.imports import import_extra, import_lazily
 
 if TYPE_CHECKING:
+    from cerebro.integrations.ray_tune.fit import fit
+    from cerebro.integrations.ray_tune.trainable import trainable
     from cerebro.ray.cluster.executor import Executor
-    from cerebro.ray.tune.fit import fit
-    from cerebro.ray.tune.trainable import trainable
 
 __all__ = ["Executor", "fit", "trainable"]
 
-_LAZY = {"Executor": "cluster.executor", "fit": "tune.fit", "trainable": "tune.trainable"}
-"""By name: the module that defines it."""
+_import_name = import_lazily(
+    __name__,
+    {
+        "Executor": "cerebro.ray.cluster.executor",
+        "fit": "cerebro.integrations.ray_tune.fit",
+        "trainable": "cerebro.integrations.ray_tune.trainable",
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
     if name == "trainable":  # its class is derived from Ray's
         import_extra("ray.tune", "ray", "cerebro.ray.trainable needs Ray Tune")
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"cerebro.ray.{_LAZY[name]}"), name)
-    raise AttributeError(f"module 'cerebro.ray' has no attribute {name!r}")
+    return _import_name(name)

@@ -274,9 +274,9 @@ class Result:
             If Optuna is missing, if the storage cannot be used, or if it already has a study with
             this name.
         """
-        from cerebro.results.to_study import to_study
+        from cerebro.integrations.optuna.to_study import to_study
 
-        return to_study(self.saved, self.trials, storage=storage, study_name=study_name)
+        return to_study(self, storage=storage, study_name=study_name)
 
     @shorten_tracebacks
     def register(self, name: str, *, alias: str | None = None, example: Any = None) -> str:

@@ -361,7 +361,7 @@ class SavedRun:
             self._build = self.recipe.find()
         function: Callable[..., Any] = build or self._build  # type: ignore[assignment]
         if self.recipe.takes_trial and not isinstance(function, StudyBuild):
-            return StudyBuild(function, self.trials_each)
+            return StudyBuild(function)
         return function
 
     def _relocate_own_rows(self, meta: dict[str, Any]) -> dict[str, Any]:

@@ -368,20 +368,13 @@ class WrappedBuild:
 
 
 class StudyBuild(WrappedBuild):
-    """A ``build`` that calls the user's with an Optuna trial, which suggests the recorded values.
-
-    Each trial of the study has `folds` trials of the run.
-    """
+    """A ``build`` that calls the user's with an Optuna trial, which suggests recorded values."""
 
     takes_trial = True  # recorded, so that a resumed run also passes an Optuna trial
 
-    def __init__(self, build: Callable[..., Any], folds: int = 1) -> None:
-        super().__init__(build)
-        self.folds = folds
-
     def __call__(self, config: Mapping[str, Any], info: Info) -> Any:
-        study = config.get(STUDY, {})  # cerebro.refit does not have it
-        trial = _trial_class()(strip_study(config), study.get("number", info.trial // self.folds))
+        study = config.get(STUDY, {})  # cerebro.refit, whose only trial is 0, does not have it
+        trial = _trial_class()(strip_study(config), study.get("number", info.trial))
         trial.user_attrs.update(study.get("user_attrs", {}))
         trial.system_attrs.update(study.get("system_attrs", {}))
         trial.study = StudyStandIn(study.get("study", ""), study.get("direction", "NOT_SET"))

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 from cerebro.errors import InputError
+from cerebro.machine.imports import import_lazily
 from cerebro.searchers.asha import ASHA
-from cerebro.searchers.base import (
-    DONE,
-    Decision,
-    Searcher,
-    SpaceSearcher,
-    Suggestion,
-    add_defaults,
-)
+from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion, add_defaults
 from cerebro.searchers.grid import GridSearch
 from cerebro.searchers.hyperband import Hyperband, SuccessiveHalving, hyperband_brackets
-from cerebro.searchers.optuna_samplers import TPE, GaussianProcess
 from cerebro.searchers.pbt import PBT
 from cerebro.searchers.quasi_random import QuasiRandomSearch
 from cerebro.searchers.random import RandomSearch
 from cerebro.searchers.stopping import MedianStopping
-from cerebro.space import Space
+
+if TYPE_CHECKING:
+    from cerebro.integrations.optuna.samplers import TPE, GaussianProcess
 
 __all__ = [
     "ASHA",
@@ -43,74 +38,54 @@ __all__ = [
     "make_searcher",
 ]
 
-_BY_NAME: dict[str, type[Any]] = {
-    "random": RandomSearch,
-    "grid": GridSearch,
-    "quasirandom": QuasiRandomSearch,
-    "successive_halving": SuccessiveHalving,
-    "hyperband": Hyperband,
-    "asha": ASHA,
-    "median": MedianStopping,
-    "pbt": PBT,
-    "tpe": TPE,
-    "gp": GaussianProcess,
+__getattr__ = import_lazily(
+    __name__, dict.fromkeys(("TPE", "GaussianProcess"), "cerebro.integrations.optuna.samplers")
+)
+
+_BY_NAME = {
+    "random": "RandomSearch",
+    "grid": "GridSearch",
+    "quasirandom": "QuasiRandomSearch",
+    "successive_halving": "SuccessiveHalving",
+    "hyperband": "Hyperband",
+    "asha": "ASHA",
+    "median": "MedianStopping",
+    "pbt": "PBT",
+    "tpe": "TPE",
+    "gp": "GaussianProcess",
 }
 _METHODS = ("suggest", "report", "state_dict", "load_state_dict")
 
 
-def set_up(searcher: Searcher, space: Space, settings: Any) -> None:
-    if isinstance(searcher, SpaceSearcher):
-        searcher.select = settings.select
-    timed = settings.n_trials is None and settings.time_limit is not None
-    searcher.setup(
-        space,
-        seed=settings.seed,
-        epochs=settings.epochs,
-        n_trials=math.inf if timed else settings.n_trials,
-        metric=settings.metric,
-        mode=settings.mode,
-        points=list(settings.points),
-    )
-
-
 def make_searcher(searcher: str | Searcher | type[Searcher]) -> Searcher:
-    """Return a searcher, given its name, an object or a class.
+    """Return a searcher, given its name, an object or a class that needs no arguments.
 
-    Parameters
-    ----------
-    searcher
-        A name, such as "random" or "hyperband", a searcher, or a searcher class that needs no
-        arguments.
-
-    Raises
-    ------
-    InputError
-        If the name is unknown, or the object lacks a method of
-        :class:`~cerebro.searchers.base.Searcher`.
+    Raises InputError if the name is unknown, or the object lacks a method of `Searcher`.
     """
+    made: Any = searcher
     if isinstance(searcher, str):
-        kind = _BY_NAME.get(searcher.lower())
-        if kind is None:
+        name = _BY_NAME.get(searcher.lower())
+        if name is None:
             names = ", ".join(repr(name) for name in _BY_NAME)
             raise InputError(
                 f"searcher={searcher!r} is not known; there are {names}, or "
                 "pass an object with the methods of cerebro.searchers.Searcher"
             )
-        built: Searcher = kind()
-        return built
-    instance: Any = searcher() if isinstance(searcher, type) else searcher
-    missing = [name for name in _METHODS if not callable(getattr(instance, name, None))]
+        made = getattr(sys.modules[__name__], name)
+    if isinstance(made, type):
+        made = made()
+    missing = [name for name in _METHODS if not callable(getattr(made, name, None))]
     if missing:
         raise InputError(
-            f"searcher={instance!r} is not a searcher: it has no {missing[0]}() method; Optuna's "
+            f"searcher={made!r} is not a searcher: it has no {missing[0]}() method; Optuna's "
             "samplers are for cerebro.optuna.optimize, Ray Tune's searchers for cerebro.ray.fit"
         )
-    if not isinstance(instance, Searcher):
-        add_defaults(instance)
-    if not isinstance(instance.adaptive, bool):
+    if not isinstance(made, Searcher):
+        add_defaults(made)
+    if not isinstance(made.adaptive, bool):
         raise InputError(
-            f"searcher={instance!r} does not declare whether it uses reports: give it an attribute "
+            f"searcher={made!r} does not declare whether it uses reports: give it an attribute "
             "adaptive, True or False"
         )
-    result: Searcher = instance
+    result: Searcher = made
     return result

@@ -15,10 +15,10 @@ from cerebro.searchers.base import (
     AdaptiveSearcher,
     Decision,
     Suggested,
+    Suggestion,
     check_rungs,
     decode_value,
     encode_value,
-    require_end,
     rung_epochs,
 )
 
@@ -99,27 +99,26 @@ class ASHA(AdaptiveSearcher):
     has ``asynchronous=True``.
     """
 
+    _endless = "ASHA"
+    _shown = ("min_epochs", "reduction_factor", "variant")
+
     def __init__(
         self,
         min_epochs: int = 1,
         reduction_factor: int = 3,
         variant: Literal["promotion", "stopping"] = "promotion",
     ) -> None:
-        super().__init__()
         if variant not in ("promotion", "stopping"):
             raise InputError(f"variant must be 'promotion' or 'stopping', not {variant!r}")
         self._min_epochs, self._reduction_factor = check_rungs(min_epochs, reduction_factor)
         self._variant = variant
-        self._epochs_of: list[int] = []  # by rung
-        self._rungs: list[_Rung] = []
-        self._live: set[int] = set()
 
     def _prepare(self) -> None:
-        require_end("ASHA", self._n_trials)
         check_rungs(self._min_epochs, self._reduction_factor, self._epochs)
+        # The epochs of each rung.
         self._epochs_of = rung_epochs(self._min_epochs, self._reduction_factor, self._epochs)
         self._rungs = [_Rung(self._reduction_factor) for _ in self._epochs_of]
-        self._live = set()
+        self._live: set[int] = set()
 
     def suggest(self) -> Suggested:
         """Return the trial to promote from the highest rung that has one, else a new trial."""
@@ -127,9 +126,8 @@ class ASHA(AdaptiveSearcher):
         if promoted is not None:
             trial, epochs = promoted
             self._live.add(trial)
-            return self._suggest_resumed(trial, epochs)
-        assert self._n_trials is not None
-        if self._next < self._n_trials:
+            return Suggestion({}, epochs, trial=trial)
+        if self._next < self._limit:
             self._live.add(self._next)
             promotion = self._variant == "promotion"
             return self._suggest_new(self._epochs_of[0] if promotion else self._epochs)
@@ -168,11 +166,9 @@ class ASHA(AdaptiveSearcher):
         return Decision.STOP
 
     def epochs_to_come(self) -> float | None:
-        """Return how many more epochs the searcher will request; None if it does not promote."""
         if self._variant == "stopping":
             return None
-        assert self._n_trials is not None
-        reach = float(self._n_trials)
+        reach = self._limit
         epochs = (reach - self._next) * self._epochs_of[0]
         for rung, (before, after) in zip(self._rungs, pairwise(self._epochs_of), strict=False):
             more = max(0.0, self._expect_promotions(reach) - self._expect_promotions(len(rung)))
@@ -196,9 +192,3 @@ class ASHA(AdaptiveSearcher):
         factor = self._reduction_factor
         self._rungs = [_Rung.from_state(factor, rung) for rung in state["rungs"]]
         self._live = set(state["live"])
-
-    def __repr__(self) -> str:
-        return (
-            f"ASHA(min_epochs={self._min_epochs}, reduction_factor={self._reduction_factor}, "
-            f"variant={self._variant!r})"
-        )

@@ -9,12 +9,14 @@ from __future__ import annotations
 import enum
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from cerebro.arguments import check_whole_number
 from cerebro.errors import InputError
+from cerebro.model import Info
 from cerebro.space import Space, json_value
 
 
@@ -139,6 +141,14 @@ class Searcher(ABC):
     total: int | None = None
     pinned: Collection[tuple[int, int]] = ()
 
+    def bind_run(self, folder: Path, make_info: Callable[[int, Mapping[str, Any]], Info]) -> None:
+        """Receive what a searcher needs that calls ``build`` itself; the default does nothing.
+
+        Called before :meth:`setup`, with the run's folder and a function that returns the `Info` of
+        a trial, given its number and the part of its configuration that is known.
+        """
+        return
+
     def setup(
         self,
         space: Space,
@@ -198,10 +208,7 @@ class Searcher(ABC):
         """Continue from a state that :meth:`state_dict` returned; called after :meth:`setup`."""
 
     def wants_more(
-        self,
-        state: Mapping[str, Any],
-        n_trials_before: int | None,
-        n_trials: int | None,
+        self, state: Mapping[str, Any], n_trials_before: int | None, n_trials: int | None
     ) -> bool:
         """Return whether the searcher has more to suggest than when a run was begun or resumed.
 
@@ -262,17 +269,8 @@ class SpaceSearcher(Searcher):
     """A searcher that keeps the arguments of `setup`; the base class of Cerebro's own searchers."""
 
     select: str = "best"  # set before `setup`: whether the best or the last epoch ranks a trial
-
-    def __init__(self) -> None:
-        self._space = Space({})
-        self._seed = 0
-        self._epochs = 1
-        self._n_trials: int | float | None = None
-        self._metric = ""
-        self._sign = 1.0  # -1 if a higher metric is better
-        self._points: list[Mapping[str, Any]] = []
-        self._completed: list[dict[str, Any]] = []  # points with random values where they had none
-        self._next = 0  # how many trials were suggested: the next trial's number
+    _endless = ""  # what never ends by itself, in words; empty: the searcher does
+    _shown: tuple[str, ...] = ()  # the arguments that `repr` shows
 
     def setup(
         self,
@@ -289,14 +287,25 @@ class SpaceSearcher(Searcher):
         check_n_trials(n_trials, points)
         self._space, self._seed, self._epochs = space, seed, epochs
         self._n_trials = n_trials
+        self._limit: float = math.inf if n_trials is None else n_trials
         self._metric, self._sign = metric, 1.0 if mode == "min" else -1.0
         self._points = [json_value(point, "points") for point in points]
+        # The points, with random values where they had none.
         self._completed = [space.complete(p, seed, trial) for trial, p in enumerate(self._points)]
-        self._next = 0
+        self._next = 0  # how many trials were suggested: the next trial's number
+        if self._endless and n_trials is None:
+            raise InputError(
+                f"{self._endless} never ends by itself: give n_trials (how many configurations to "
+                "try) or time_limit"
+            )
         self._prepare()
 
     def _prepare(self) -> None:
         """Reset the searcher; called at the end of :meth:`setup`."""
+
+    def __repr__(self) -> str:
+        shown = (f"{name}={getattr(self, '_' + name)!r}" for name in self._shown)
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 class SequenceSearcher(SpaceSearcher):
@@ -308,26 +317,23 @@ class SequenceSearcher(SpaceSearcher):
         count = self._count()
         self.total = None if count == math.inf else int(count)
 
-    def _count(self) -> int | float:
+    def _count(self) -> float:
         """Return the number of configurations, including the points."""
-        raise NotImplementedError
+        return self._limit
 
+    @abstractmethod
     def _config(self, trial: int) -> dict[str, Any]:
         """Return the configuration of a trial that is not one of the user's points."""
-        raise NotImplementedError
 
     def suggest(self) -> Suggested:
         """Return the next configuration, or `DONE`."""
         trial = self._next
         if trial >= self._count():
             return DONE
-        config = (
-            json_value(self._completed[trial], "points")
-            if trial < len(self._completed)
-            else self._config(trial)
-        )
+        is_point = trial < len(self._completed)
+        config = self._completed[trial] if is_point else self._config(trial)
         self._next += 1
-        return Suggestion(config, self._epochs)
+        return Suggestion(json_value(config, "space"), self._epochs)
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
         return Decision.CONTINUE
@@ -343,16 +349,6 @@ def expected_trials(searcher: Searcher, n_trials: int | None) -> int | None:
     """Return the number of trials that a search will have; None if unknown."""
     counts = [n for n in (n_trials, searcher.total) if n is not None]
     return min(counts, default=None)
-
-
-def require_end(title: str, n_trials: int | float | None) -> int | float:
-    """Return `n_trials` for a searcher that never ends by itself; raise InputError for None."""
-    if n_trials is None:
-        raise InputError(
-            f"{title} never ends by itself: give n_trials (how many configurations to try) or "
-            "time_limit"
-        )
-    return n_trials
 
 
 def check_n_trials(n_trials: int | float | None, points: Sequence[object]) -> None:
@@ -379,9 +375,9 @@ class AdaptiveSearcher(SpaceSearcher):
         value = metrics.get(self._metric, math.nan) * self._sign
         return self._decide(trial, epoch, value if math.isfinite(value) else math.inf)
 
+    @abstractmethod
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
         """Decide by a value to minimize; infinity means that the trial has ended."""
-        raise NotImplementedError
 
     def _suggest_new(self, epochs: int) -> Suggestion:
         """Suggest the next new trial, as in random search, to be trained until epoch `epochs`."""
@@ -397,10 +393,6 @@ class AdaptiveSearcher(SpaceSearcher):
         self._next += 1
         return Suggestion(self._space.complete(point, self._seed, trial), epochs)
 
-    def _suggest_resumed(self, trial: int, epochs: int) -> Suggestion:
-        """Suggest resuming a paused trial until epoch `epochs`."""
-        return Suggestion({}, epochs, trial=trial)
-
     def state_dict(self) -> dict[str, Any]:
         return {"count": self._next, **self._state()}
 
@@ -408,11 +400,13 @@ class AdaptiveSearcher(SpaceSearcher):
         self._next = int(state["count"])
         self._load(state)
 
+    @abstractmethod
     def _state(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """Return the rest of the state."""
 
+    @abstractmethod
     def _load(self, state: Mapping[str, Any]) -> None:
-        raise NotImplementedError
+        """Continue from what `_state` returned."""
 
 
 def check_rungs(
@@ -446,3 +440,12 @@ def encode_value(value: float) -> float | None:
 
 def decode_value(value: float | None) -> float:
     return math.inf if value is None else float(value)
+
+
+def encode_values(values: Mapping[int, float]) -> list[list[Any]]:
+    """Return the values of trials as JSON."""
+    return [[trial, encode_value(value)] for trial, value in values.items()]
+
+
+def decode_values(values: Sequence[Sequence[Any]]) -> dict[int, float]:
+    return {trial: decode_value(value) for trial, value in values}

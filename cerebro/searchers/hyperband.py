@@ -8,25 +8,26 @@ trial because of the order of arrival.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from cerebro.searchers.base import (
     DONE,
     AdaptiveSearcher,
     Decision,
     Suggested,
+    Suggestion,
     check_rungs,
-    decode_value,
-    encode_value,
+    decode_values,
+    encode_values,
     rung_epochs,
 )
 
 
-@dataclass(frozen=True)
-class Rung:
+class Rung(NamedTuple):
     """A number of trials that are compared after a number of epochs."""
 
     trials: int
@@ -64,7 +65,6 @@ class Bracket:
 
     @property
     def epochs_to_come(self) -> int:
-        """The epochs of trials still to be suggested, new or promoted."""
         alive = len(self.members) - sum(map(math.isinf, self.values.values()))
         if self.level == 0:
             new = self.rungs[0].trials - self.begun
@@ -80,10 +80,6 @@ class Bracket:
     def begin(self, trial: int) -> None:
         self.members.append(trial)
         self.begun += 1
-
-    def pop_promoted(self) -> int | None:
-        """Remove and return the next trial promoted to the current rung, or None."""
-        return self.waiting.pop(0) if self.waiting else None
 
     def decide(self, trial: int, epoch: int, value: float) -> Decision:
         """Decide how a member proceeds; called in an order that does not depend on timing."""
@@ -112,10 +108,10 @@ class Bracket:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "rungs": [[rung.trials, rung.epochs] for rung in self.rungs],
+            "rungs": [list(rung) for rung in self.rungs],
             "level": self.level,
             "begun": self.begun,
-            "values": [[trial, encode_value(value)] for trial, value in self.values.items()],
+            "values": encode_values(self.values),
             "members": list(self.members),
             "waiting": list(self.waiting),
             "dropped": list(self.dropped),
@@ -123,114 +119,96 @@ class Bracket:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Bracket:
-        return cls(
-            [Rung(trials, epochs) for trials, epochs in state["rungs"]],
-            state["level"],
-            state["begun"],
-            {trial: decode_value(value) for trial, value in state["values"]},
-            list(state["members"]),
-            list(state["waiting"]),
-            list(state["dropped"]),
+        rungs = [Rung(*rung) for rung in state["rungs"]]
+        lists = (list(state[name]) for name in ("members", "waiting", "dropped"))
+        return cls(rungs, state["level"], state["begun"], decode_values(state["values"]), *lists)
+
+
+class BracketSearcher(AdaptiveSearcher):
+    """A searcher whose trials belong to brackets, in parallel; the first that needs one gets it."""
+
+    _shown = ("min_epochs", "reduction_factor")
+
+    def __init__(self, min_epochs: int = 1, reduction_factor: int = 3) -> None:
+        self._min_epochs, self._reduction_factor = check_rungs(min_epochs, reduction_factor)
+
+    def _prepare(self) -> None:
+        self._opened = 0  # the number of brackets opened
+        self._brackets: list[Bracket] = []  # unfinished ones
+        self._of_trial: dict[int, Bracket] = {}
+
+    @abstractmethod
+    def _plan_bracket(self, number: int, begun: int) -> Bracket | None:
+        """Return the next bracket, if earlier ones begin `begun` trials; None if not needed."""
+
+    def _make_bracket(self, sizes: Iterable[tuple[int, int]], first: int) -> Bracket:
+        """Return a bracket of rungs with at most these trials, of which `first` begin."""
+        return Bracket(
+            [
+                Rung(max(1, min(trials, first // self._reduction_factor**i)), epochs)
+                for i, (trials, epochs) in enumerate(sizes)
+            ]
         )
 
-
-class Brackets:
-    """Unfinished brackets in parallel; the first one that needs a trial gets it."""
-
-    def __init__(self, brackets: Sequence[Bracket]) -> None:
-        self.brackets = list(brackets)
-        self._of_trial: dict[int, Bracket] = {
-            trial: bracket for bracket in self.brackets for trial in bracket.members
-        }
-
     @property
-    def is_over(self) -> bool:
-        return all(bracket.is_over for bracket in self.brackets)
+    def _is_over(self) -> bool:
+        return all(bracket.is_over for bracket in self._brackets)
 
-    @property
-    def epochs_to_come(self) -> int:
-        return sum(bracket.epochs_to_come for bracket in self.brackets)
+    def suggest(self) -> Suggested:
+        """Return a promoted trial or a new one; None while rungs wait for their last trials."""
+        for bracket in self._brackets:
+            if bracket.waiting:
+                return Suggestion({}, bracket.rung.epochs, trial=bracket.waiting.pop(0))
+        needs_trial = next((bracket for bracket in self._brackets if bracket.wants_new), None)
+        if needs_trial is None:
+            needs_trial = self._plan_bracket(self._opened, self._next)
+            if needs_trial is None:
+                return DONE if self._is_over else None
+            self._brackets.append(needs_trial)
+            self._opened += 1
+        needs_trial.begin(self._next)
+        self._of_trial[self._next] = needs_trial
+        return self._suggest_new(needs_trial.rung.epochs)
 
-    @property
-    def to_begin(self) -> int:
-        """The number of new trials that first rungs still need."""
-        return sum(b.rungs[0].trials - b.begun for b in self.brackets if b.level == 0)
-
-    def add(self, bracket: Bracket) -> None:
-        self.brackets.append(bracket)
-
-    def pop_promoted(self) -> tuple[int, int] | None:
-        """Return a promoted trial of the first bracket that has one, and its epochs; or None."""
-        for bracket in self.brackets:
-            trial = bracket.pop_promoted()
-            if trial is not None:
-                return trial, bracket.rung.epochs
-        return None
-
-    def find_wanting(self) -> Bracket | None:
-        """Return the first bracket that needs another trial, or None."""
-        return next((bracket for bracket in self.brackets if bracket.wants_new), None)
-
-    def begin(self, bracket: Bracket, trial: int) -> None:
-        bracket.begin(trial)
-        self._of_trial[trial] = bracket
-
-    def decide(self, trial: int, epoch: int, value: float) -> Decision:
+    def _decide(self, trial: int, epoch: int, value: float) -> Decision:
         bracket = self._of_trial[trial]
         decision = bracket.decide(trial, epoch, value)
         if bracket.is_over and not bracket.dropped:
-            self.brackets.remove(bracket)
+            self._brackets.remove(bracket)
             self._forget(bracket.members)
         return decision
 
     def dropped(self) -> list[int]:
-        """Return the paused trials that will not continue, each only once."""
         trials = []
-        for bracket in self.brackets:
+        for bracket in self._brackets:
             trials += bracket.dropped
             bracket.dropped = []
         self._forget(trials)
         return trials
 
-    def _forget(self, trials: Sequence[int]) -> None:
+    def _forget(self, trials: Iterable[int]) -> None:
         for trial in trials:
             self._of_trial.pop(trial, None)
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        return [bracket.state_dict() for bracket in self.brackets]
+    def epochs_to_come(self) -> float:
+        if self._n_trials == math.inf:
+            return math.inf
+        epochs, begun, number = 0, self._next, self._opened
+        for bracket in self._brackets:
+            epochs += bracket.epochs_to_come
+            begun += bracket.rungs[0].trials - bracket.begun if bracket.level == 0 else 0
+        while (planned := self._plan_bracket(number, begun)) is not None:
+            epochs += planned.epochs_to_come
+            begun += planned.rungs[0].trials
+            number += 1
+        return epochs
 
-    @classmethod
-    def from_state(cls, state: Sequence[Mapping[str, Any]]) -> Brackets:
-        return cls([Bracket.from_state(item) for item in state])
+    def _state(self) -> dict[str, Any]:
+        return {"brackets": [bracket.state_dict() for bracket in self._brackets]}
 
-
-class BracketSearcher(AdaptiveSearcher):
-    """A searcher whose trials belong to brackets; subclasses define when another one opens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._brackets = Brackets([])
-
-    def suggest(self) -> Suggested:
-        """Return a promoted trial or a new one; None while rungs wait for their last trials."""
-        again = self._brackets.pop_promoted()
-        if again is not None:
-            return self._suggest_resumed(*again)
-        bracket = self._brackets.find_wanting() or self._open()
-        if bracket is None:
-            return DONE if self._brackets.is_over else None
-        self._brackets.begin(bracket, self._next)
-        return self._suggest_new(bracket.rung.epochs)
-
-    def _open(self) -> Bracket | None:
-        """Open the next bracket; return None if no other one is needed."""
-        raise NotImplementedError
-
-    def _decide(self, trial: int, epoch: int, value: float) -> Decision:
-        return self._brackets.decide(trial, epoch, value)
-
-    def dropped(self) -> list[int]:
-        return self._brackets.dropped()
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._brackets = [Bracket.from_state(bracket) for bracket in state["brackets"]]
+        self._of_trial = {trial: b for b in self._brackets for trial in b.members}
 
 
 class SuccessiveHalving(BracketSearcher):
@@ -254,58 +232,22 @@ class SuccessiveHalving(BracketSearcher):
     If ``n_trials`` is larger when a run is resumed, another bracket compares the additional ones.
     """
 
-    def __init__(self, min_epochs: int = 1, reduction_factor: int = 3) -> None:
-        super().__init__()
-        self._min_epochs, self._reduction_factor = check_rungs(min_epochs, reduction_factor)
-        self._rungs: list[int] = []
-        self._whole = 1  # the number of trials that leaves one for the last rung
-
     def _prepare(self) -> None:
+        super()._prepare()
         check_rungs(self._min_epochs, self._reduction_factor, self._epochs)
-        self._brackets = Brackets([])
         self._rungs = rung_epochs(self._min_epochs, self._reduction_factor, self._epochs)
+        # The number of trials that leaves one for the last rung.
         self._whole = self._reduction_factor ** (len(self._rungs) - 1)
         self._most = self._whole if self._n_trials is None else math.inf
 
-    def _bracket(self) -> Bracket | None:
+    def _plan_bracket(self, number: int, begun: int) -> Bracket | None:
         """Return a bracket of the trials that no bracket has; None if all have one."""
-        total = self._whole if self._n_trials is None else self._n_trials
-        first = total - self._next - self._brackets.to_begin
-        if total == math.inf:
-            first = self._whole if self._brackets.is_over else 0
-        if first <= 0:
-            return None
-        return Bracket(
-            [
-                Rung(max(1, int(first) // self._reduction_factor**i), epochs)
-                for i, epochs in enumerate(self._rungs)
-            ]
-        )
-
-    def _open(self) -> Bracket | None:
-        """Open a bracket of the trials that no bracket has, if any."""
-        bracket = self._bracket()
-        if bracket is not None:
-            self._brackets.add(bracket)
-        return bracket
-
-    def epochs_to_come(self) -> float:
-        """Return how many more epochs the searcher will request."""
         if self._n_trials == math.inf:
-            return math.inf
-        bracket = self._bracket()
-        further = 0 if bracket is None else bracket.epochs_to_come
-        return self._brackets.epochs_to_come + further
-
-    def _state(self) -> dict[str, Any]:
-        return {"brackets": self._brackets.state_dict()}
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self._brackets = Brackets.from_state(state["brackets"])
-
-    def __repr__(self) -> str:
-        arguments = f"min_epochs={self._min_epochs}, reduction_factor={self._reduction_factor}"
-        return f"SuccessiveHalving({arguments})"
+            first = self._whole if self._is_over else 0
+        else:
+            first = int(self._whole if self._n_trials is None else self._n_trials) - begun
+        sizes = ((first, epochs) for epochs in self._rungs)
+        return self._make_bracket(sizes, first) if first > 0 else None
 
 
 def hyperband_brackets(
@@ -362,66 +304,25 @@ class Hyperband(BracketSearcher):
     run again, or the last one is reduced, until ``n_trials`` trials have begun.
     """
 
-    def __init__(self, min_epochs: int = 1, reduction_factor: int = 3) -> None:
-        super().__init__()
-        self._min_epochs, self._reduction_factor = check_rungs(min_epochs, reduction_factor)
-        self._sizes: list[list[tuple[int, int]]] = []
-        self._opened = 0  # the number of brackets opened, including earlier rounds
-
     def _prepare(self) -> None:
+        super()._prepare()
         self._sizes = hyperband_brackets(self._epochs, self._reduction_factor, self._min_epochs)
-        self._brackets = Brackets([])
-        self._opened = 0
         begun = sum(sizes[0][0] for sizes in self._sizes)
         self._most = begun if self._n_trials is None else math.inf
 
-    def _open(self) -> Bracket | None:
-        """Open the next bracket, unless all requested brackets are open."""
-        bracket = self._bracket(self._opened, self._next)
-        if bracket is not None:
-            self._brackets.add(bracket)
-            self._opened += 1
-        return bracket
-
-    def _bracket(self, number: int, begun: int) -> Bracket | None:
-        """Return a bracket, given that earlier ones began `begun` trials; None if not needed."""
-        n = self._n_trials
-        if n is None and number >= len(self._sizes):  # more, if there was an n_trials before
-            return None
-        if n is not None and begun >= n:
+    def _plan_bracket(self, number: int, begun: int) -> Bracket | None:
+        # Without n_trials, there may be more open ones: those of an n_trials that was given before.
+        if begun >= self._limit or (self._n_trials is None and number >= len(self._sizes)):
             return None
         sizes = self._sizes[number % len(self._sizes)]
         first = sizes[0][0]
-        if n is not None and n != math.inf:
-            first = min(first, int(n) - begun)
-        return Bracket(
-            [
-                Rung(max(1, min(trials, first // self._reduction_factor**i)), epochs)
-                for i, (trials, epochs) in enumerate(sizes)
-            ]
-        )
-
-    def epochs_to_come(self) -> float:
-        """Return how many more epochs the searcher will request."""
-        if self._n_trials == math.inf:
-            return math.inf
-        epochs = self._brackets.epochs_to_come
-        begun = self._next + self._brackets.to_begin
-        number = self._opened
-        while (bracket := self._bracket(number, begun)) is not None:
-            epochs += bracket.epochs_to_come
-            begun += bracket.rungs[0].trials
-            number += 1
-        return epochs
+        if self._limit < math.inf:
+            first = min(first, int(self._limit) - begun)
+        return self._make_bracket(sizes, first)
 
     def _state(self) -> dict[str, Any]:
-        return {"brackets": self._brackets.state_dict(), "opened": self._opened}
+        return {**super()._state(), "opened": self._opened}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self._brackets = Brackets.from_state(state["brackets"])
+        super()._load(state)
         self._opened = int(state["opened"])
-
-    def __repr__(self) -> str:
-        return (
-            f"Hyperband(min_epochs={self._min_epochs}, reduction_factor={self._reduction_factor})"
-        )

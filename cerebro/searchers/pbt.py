@@ -15,8 +15,8 @@ from cerebro.searchers.base import (
     Decision,
     Suggested,
     Suggestion,
-    decode_value,
-    encode_value,
+    decode_values,
+    encode_values,
 )
 from cerebro.space import (
     Choice,
@@ -66,6 +66,8 @@ class PBT(AdaptiveSearcher):
     a finished run train its last population further; no trial is replaced in them.
     """
 
+    _shown = ("interval", "quantile", "mutate")
+
     def __init__(
         self,
         interval: int = 1,
@@ -75,31 +77,19 @@ class PBT(AdaptiveSearcher):
         resample: float = 0.25,
         population: int = 8,
     ) -> None:
-        super().__init__()
-        interval = check_whole_number("interval", interval, 1, math.inf)
-        population = check_whole_number("population", population, 2, math.inf)
-        quantile = check_real_number("quantile", quantile, above=0, most=0.5)
-        resample = check_real_number("resample", resample, least=0, most=1)
         if isinstance(mutate, str):
             raise InputError(f"mutate must be a list of names, such as [{mutate!r}]")
-        self._interval = interval
-        self._quantile = quantile
+        self._interval = check_whole_number("interval", interval, 1, math.inf)
+        self._population = check_whole_number("population", population, 2, math.inf)
+        self._quantile = check_real_number("quantile", quantile, above=0, most=0.5)
+        self._resample = check_real_number("resample", resample, least=0, most=1)
         self._mutate = None if mutate is None else list(mutate)
         self._factors = _check_two_numbers(factors)
-        self._resample = resample
-        self._population = population
-        self._size = population
-        self._members: list[int] = []  # by place in the population: the trial
-        self._configs: dict[int, dict[str, Any]] = {}
-        self._values: dict[int, float] = {}
-        self._generation = 0
-        self._waiting: list[list[int]] = []  # to be suggested: (place, trial, parent or -1)
-        self._dropped: list[int] = []
 
     def _prepare(self) -> None:
         self._size = self._population
-        if self._n_trials is not None and self._n_trials != math.inf:
-            self._size = int(self._n_trials)
+        if self._limit < math.inf:
+            self._size = int(self._limit)
             if self._size < 2:
                 raise InputError("PBT compares trials: give n_trials=2 or more")
         self._most = self._size
@@ -110,8 +100,12 @@ class PBT(AdaptiveSearcher):
                     f"mutate: {name!r} does not vary in the space (there is "
                     f"{', '.join(names) or 'nothing'})"
                 )
-        self._members, self._configs, self._values = [], {}, {}
-        self._generation, self._waiting, self._dropped = 0, [], []
+        self._members: list[int] = []  # by place in the population: the trial
+        self._configs: dict[int, dict[str, Any]] = {}
+        self._values: dict[int, float] = {}
+        self._generation = 0
+        self._waiting: list[list[int]] = []  # to be suggested: (place, trial, parent or -1)
+        self._dropped: list[int] = []
 
     @property
     def _target(self) -> int:
@@ -129,7 +123,7 @@ class PBT(AdaptiveSearcher):
         if self._waiting:
             place, trial, parent = self._waiting.pop(0)
             if parent < 0:
-                return self._suggest_resumed(trial, self._target)
+                return Suggestion({}, self._target, trial=trial)
             return self._clone(place, parent)
         return DONE if len(self._values) == self._size and self._is_last else None
 
@@ -146,18 +140,9 @@ class PBT(AdaptiveSearcher):
         return Suggestion(config, self._target, parent=parent)
 
     def wants_more(
-        self,
-        state: Mapping[str, Any],
-        n_trials_before: int | None,
-        n_trials: int | None,
+        self, state: Mapping[str, Any], n_trials_before: int | None, n_trials: int | None
     ) -> bool:
-        """Return False: a population has the size with which it began.
-
-        Raises
-        ------
-        InputError
-            If `n_trials` differs: later trials would not have been compared with the others.
-        """
+        """Return False; raise InputError if the population would not have its size any more."""
         if n_trials != n_trials_before:
             raise InputError(
                 f"n_trials was {n_trials_before}, is {n_trials}: with PBT it is the size of the "
@@ -167,7 +152,6 @@ class PBT(AdaptiveSearcher):
         return False
 
     def epochs_to_come(self) -> float:
-        """Return how many more epochs the searcher will request."""
         begun = self._generation * self._interval
         new = (self._size - len(self._members)) * self._target
         again = len(self._waiting) * (self._target - begun)
@@ -213,7 +197,6 @@ class PBT(AdaptiveSearcher):
         return best[min(int(share * len(best)), len(best) - 1)]
 
     def dropped(self) -> list[int]:
-        """Return the paused trials that will not be resumed, each only once."""
         trials, self._dropped = self._dropped, []
         return trials
 
@@ -248,7 +231,7 @@ class PBT(AdaptiveSearcher):
         return {
             "members": list(self._members),
             "configs": [[trial, self._configs[trial]] for trial in self._members],
-            "values": [[trial, encode_value(value)] for trial, value in self._values.items()],
+            "values": encode_values(self._values),
             "generation": self._generation,
             "waiting": [list(item) for item in self._waiting],
             "dropped": list(self._dropped),
@@ -257,13 +240,10 @@ class PBT(AdaptiveSearcher):
     def _load(self, state: Mapping[str, Any]) -> None:
         self._members = list(state["members"])
         self._configs = {trial: dict(config) for trial, config in state["configs"]}
-        self._values = {trial: decode_value(value) for trial, value in state["values"]}
+        self._values = decode_values(state["values"])
         self._generation = int(state["generation"])
         self._waiting = [list(item) for item in state["waiting"]]
         self._dropped = list(state["dropped"])
-
-    def __repr__(self) -> str:
-        return f"PBT(interval={self._interval}, quantile={self._quantile}, mutate={self._mutate!r})"
 
 
 def perturb(dimension: Dimension, value: Any, factors: tuple[float, float], *, up: bool) -> Any:

@@ -8,14 +8,14 @@ import numpy as np
 
 from cerebro.errors import InputError
 from cerebro.machine.imports import import_extra
-from cerebro.searchers.random import DrawnSearch
+from cerebro.searchers.base import SequenceSearcher
 from cerebro.space import Node
 
 MAX_DIMENSIONS = 21_201
 """The largest number of dimensions for which SciPy has direction numbers."""
 
 
-class QuasiRandomSearch(DrawnSearch):
+class QuasiRandomSearch(SequenceSearcher):
     """Draw configurations from a scrambled Sobol sequence.
 
     I. M. Sobol, "On the distribution of points in a cube and the approximate evaluation of
@@ -25,20 +25,14 @@ class QuasiRandomSearch(DrawnSearch):
     ``2**m`` trials are the most even.
     """
 
-    _title = "quasi-random search"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._columns: dict[int, int] = {}
-        self._engine: Any = None
-        self._at = 0
+    _endless = "quasi-random search"
 
     def _prepare(self) -> None:
         super()._prepare()
         varying = [node for node in self._space.nodes if node.varies]
         self._columns = {id(node): column for column, node in enumerate(varying)}
         self._engine = self._sobol(max(1, len(varying)))
-        self._at = 0
+        self._at = 0  # the point that the engine returns next
 
     def _sobol(self, dimensions: int) -> Any:
         qmc = import_extra("scipy.stats.qmc", "search", "searcher='quasirandom' needs SciPy")

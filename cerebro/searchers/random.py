@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 from cerebro.errors import InputError
-from cerebro.searchers.base import SequenceSearcher, require_end
-from cerebro.space import json_value
-
-
-class DrawnSearch(SequenceSearcher):
-    """A search that draws one configuration after the other and never ends by itself."""
-
-    _title = ""
-
-    def _prepare(self) -> None:
-        self._end = require_end(self._title, self._n_trials)
-        super()._prepare()
-
-    def _count(self) -> int | float:
-        return self._end if self._end == math.inf else int(self._end)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
+from cerebro.searchers.base import SequenceSearcher
 
 REDRAWS = 32
 """How often to draw for a trial before taking an unused configuration from the grid."""
 
 
-class RandomSearch(DrawnSearch):
+class RandomSearch(SequenceSearcher):
     """Draw configurations from the space; trial ``t`` is ``space.sample(seed, t)``.
 
     If every dimension has finitely many values, a draw that repeats an earlier configuration is
@@ -43,7 +24,7 @@ class RandomSearch(DrawnSearch):
     points and the trial's number.
     """
 
-    _title = "random search"
+    _endless = "random search"
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -62,8 +43,7 @@ class RandomSearch(DrawnSearch):
         while len(self._points) + len(self._drawn) <= trial:
             self._drawn.append(self._find_unused(len(self._points) + len(self._drawn)))
             self._used.add(_key(self._drawn[-1]))
-        config: dict[str, Any] = json_value(self._drawn[trial - len(self._points)], "space")
-        return config
+        return self._drawn[trial - len(self._points)]
 
     def _find_unused(self, trial: int) -> dict[str, Any]:
         first = self._space.sample(self._seed, trial)

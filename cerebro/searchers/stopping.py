@@ -15,9 +15,8 @@ from cerebro.searchers.base import (
     AdaptiveSearcher,
     Decision,
     Suggested,
-    decode_value,
-    encode_value,
-    require_end,
+    decode_values,
+    encode_values,
 )
 from cerebro.searchers.metrics import find_nearest, metric_mode
 
@@ -98,23 +97,22 @@ class MedianStopping(AdaptiveSearcher):
         The number of other trials that must have reached the same epoch.
     """
 
+    _endless = "median stopping"
+    _shown = ("grace_epochs", "min_trials")
+
     def __init__(self, grace_epochs: int = 1, min_trials: int = 3) -> None:
-        super().__init__()
         self._grace_epochs = check_whole_number("grace_epochs", grace_epochs, 1, math.inf)
         self._min_trials = check_whole_number("min_trials", min_trials, 1, math.inf)
+
+    def _prepare(self) -> None:
         self._best: dict[int, float] = {}
         self._sums: dict[int, float] = {}
         self._averages: list[list[float]] = []
         """By epoch: the averages of all trials so far, sorted."""
 
-    def _prepare(self) -> None:
-        require_end("median stopping", self._n_trials)
-        self._best, self._sums, self._averages = {}, {}, []
-
     def suggest(self) -> Suggested:
         """Return a new trial, which trains to the end unless it is stopped."""
-        assert self._n_trials is not None
-        return self._suggest_new(self._epochs) if self._next < self._n_trials else DONE
+        return self._suggest_new(self._epochs) if self._next < self._limit else DONE
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
         if not math.isfinite(value):
@@ -138,19 +136,13 @@ class MedianStopping(AdaptiveSearcher):
         self._sums.pop(trial, None)
 
     def _state(self) -> dict[str, Any]:
-        return {
-            "best": [[t, encode_value(v)] for t, v in self._best.items()],
-            "sums": [[t, v] for t, v in self._sums.items()],
-            "averages": [list(epoch) for epoch in self._averages],
-        }
+        averages = [list(epoch) for epoch in self._averages]
+        sums = [[trial, value] for trial, value in self._sums.items()]
+        return {"best": encode_values(self._best), "sums": sums, "averages": averages}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self._best = {t: decode_value(v) for t, v in state["best"]}
-        self._sums = {t: float(v) for t, v in state["sums"]}
+        self._best, self._sums = decode_values(state["best"]), decode_values(state["sums"])
         self._averages = [[float(v) for v in epoch] for epoch in state["averages"]]
-
-    def __repr__(self) -> str:
-        return f"MedianStopping(grace_epochs={self._grace_epochs}, min_trials={self._min_trials})"
 
 
 def median_of(values: Sequence[float]) -> float:

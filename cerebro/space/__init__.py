@@ -28,7 +28,7 @@ mapping of these; tuples become lists. Choose among functions or classes by name
 of a dimension is an error, because it could mean a list or `uniform`.
 """
 
-from cerebro.space.conditions import Node, value_at, when
+from cerebro.space.conditions import Node, iterate_leaves, value_at, when
 from cerebro.space.dimensions import (
     Choice,
     Constant,
@@ -68,6 +68,7 @@ __all__ = [
     "as_space",
     "choice",
     "integer",
+    "iterate_leaves",
     "json_value",
     "loguniform",
     "normal",

@@ -6,22 +6,14 @@ configuration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import cerebro._core as _core
 from cerebro.errors import InputError
-from cerebro.space.dimensions import (
-    Choice,
-    Constant,
-    Dimension,
-    Path,
-    When,
-    json_value,
-    path_name,
-)
+from cerebro.space.dimensions import Choice, Constant, Dimension, Path, When, json_value, path_name
 from cerebro.space.foreign import translate
 from cerebro.space.tune_dimensions import Derived
 
@@ -84,7 +76,11 @@ class Node:
         """Return whether this node sets a value in `config`, in which all earlier nodes are set."""
         if self.nest and value_at(config, self.path)[0]:
             return False
-        return _holds(config, self.conditions)
+        for condition in self.conditions:
+            there, value = value_at(config, condition.path)
+            if not there or value not in condition.values:
+                return False
+        return True
 
     @property
     def varies(self) -> bool:
@@ -107,18 +103,22 @@ def value_at(config: Mapping[str, Any], path: Path) -> tuple[bool, Any]:
     return True, value
 
 
+def iterate_leaves(
+    config: Mapping[str, Any], is_nest: Callable[[Path], bool], above: Path = ()
+) -> Iterator[tuple[Path, Any]]:
+    """Yield the path and value of each entry; a mapping counts as one unless its path is a nest."""
+    for name, value in config.items():
+        path = (*above, name)
+        if isinstance(value, Mapping) and is_nest(path):
+            yield from iterate_leaves(value, is_nest, path)
+        else:
+            yield path, value
+
+
 def put_at(config: dict[str, Any], path: Path, value: Any) -> None:
     for key in path[:-1]:
         config = config[key]
     config[path[-1]] = value
-
-
-def _holds(config: Mapping[str, Any], conditions: Sequence[Condition]) -> bool:
-    for condition in conditions:
-        there, value = value_at(config, condition.path)
-        if not there or value not in condition.values:
-            return False
-    return True
 
 
 class Compiler:

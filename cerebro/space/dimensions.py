@@ -96,9 +96,12 @@ def _index(share: float, count: int) -> int:
     return min(int(share * count), count - 1)
 
 
-def _check_bounds(dimension: Dimension, low: float, high: float, name: str) -> None:
+def _check_bounds(dimension: Uniform | LogUniform, name: str) -> tuple[float, float]:
+    low = _check_number(dimension.low, "low", name)
+    high = _check_number(dimension.high, "high", name)
     if low > high:
         raise InputError(f"{name}: {dimension!r}: low is above high; swap them")
+    return float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -110,14 +113,13 @@ class Uniform(Dimension):
     step: float | None = None
 
     def checked(self, name: str) -> Uniform:
-        low, high = _check_number(self.low, "low", name), _check_number(self.high, "high", name)
-        _check_bounds(self, low, high, name)
+        low, high = _check_bounds(self, name)
         if self.step is None:
-            return Uniform(float(low), float(high))
+            return Uniform(low, high)
         step = _check_number(self.step, "step", name)
         if step <= 0:
             raise InputError(f"{name}: {self!r}: step must be above 0")
-        return Uniform(float(low), float(high), float(step))
+        return Uniform(low, high, float(step))
 
     def draw(self, share: float) -> float:
         count = self.count()
@@ -157,14 +159,13 @@ class LogUniform(Dimension):
     high: float
 
     def checked(self, name: str) -> LogUniform:
-        low, high = _check_number(self.low, "low", name), _check_number(self.high, "high", name)
-        _check_bounds(self, low, high, name)
+        low, high = _check_bounds(self, name)
         if low <= 0:
             raise InputError(
                 f"{name}: {self!r}: low must be above 0; the bounds are values, "
                 "not their logarithms"
             )
-        return LogUniform(float(low), float(high))
+        return LogUniform(low, high)
 
     def draw(self, share: float) -> float:
         low, high = math.log(self.low), math.log(self.high)
@@ -184,12 +185,11 @@ class Integer(Dimension):
     log: bool = False
 
     def checked(self, name: str) -> Integer:
-        low, high = (
-            _check_whole_number(self.low, "low", name),
-            _check_whole_number(self.high, "high", name),
-        )
+        low = _check_whole_number(self.low, "low", name)
+        high = _check_whole_number(self.high, "high", name)
         step = _check_whole_number(self.step, "step", name)
-        _check_bounds(self, low, high, name)
+        if low > high:
+            raise InputError(f"{name}: {self!r}: low is above high; swap them")
         if step <= 0:
             raise InputError(f"{name}: {self!r}: step must be above 0")
         if self.log and low <= 0:

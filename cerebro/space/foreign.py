@@ -17,14 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cerebro.errors import InputError
-from cerebro.space.dimensions import (
-    Choice,
-    Dimension,
-    Integer,
-    LogUniform,
-    Normal,
-    Uniform,
-)
+from cerebro.space.dimensions import Choice, Dimension, Integer, LogUniform, Normal, Uniform
 from cerebro.space.tune_dimensions import Derived, Grid, Quantized, compute_multiple, round_to_grid
 
 

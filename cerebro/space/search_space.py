@@ -9,7 +9,7 @@ from typing import Any
 
 import cerebro._core as _core
 from cerebro.errors import InputError
-from cerebro.space.conditions import Compiler, Node, as_dimension, put_at, value_at
+from cerebro.space.conditions import Compiler, Node, as_dimension, iterate_leaves, put_at, value_at
 from cerebro.space.dimensions import (
     Choice,
     Constant,
@@ -24,14 +24,7 @@ from cerebro.space.dimensions import (
     path_name,
 )
 from cerebro.space.foreign import translate
-from cerebro.space.tune_dimensions import (
-    Derived,
-    Grid,
-    Quantized,
-    Unsettled,
-    grid_index,
-    settle_values,
-)
+from cerebro.space.tune_dimensions import Derived, Grid, Quantized, Unsettled, settle_values
 
 # A grid with more configurations than this is probably a mistake.
 GRID_LIMIT = 100_000
@@ -126,9 +119,9 @@ class Space:
 
     def grid_options(self, trial: int) -> dict[int, Any]:
         """Return the option that a trial takes from each grid, by the ``id`` of the grid's node."""
-        counts = [len(grid.options) for _, grid in self._grids]
-        indices = zip(self._grids, grid_index(trial, counts), strict=True)
-        at = {node.path: index for (node, _), index in indices}
+        at: dict[Path, int] = {}
+        for node, grid in self._grids:  # all combinations in turn, those of the first one fastest
+            trial, at[node.path] = divmod(trial, len(grid.options))
         # Grids with different conditions may share a path.
         return {
             id(node): grid.options[at[node.path] % len(grid.options)] for node, grid in self._grids
@@ -158,7 +151,6 @@ class Space:
             raise InputError(f"a point must be a mapping of names to values, not {point!r}")
         fixed = json_value(point, "points")
         config: dict[str, Any] = {}
-        unsettled: list[tuple[str, Unsettled, Callable[[Any], None]]] = []
         for node in self.nodes:
             if not node.applies(config):
                 continue
@@ -169,17 +161,13 @@ class Space:
                 value = node.dimension.value
             elif not there:
                 value = choose(node)
-            if isinstance(value, Unsettled):
-                put = partial(put_at, config, node.path)
-                unsettled.append((path_name(node.path), value, put))
-            else:
-                put_at(config, node.path, copy.deepcopy(value))
-        settle_values(unsettled, config)
-        unknown = [
-            path
-            for path in _iterate_leaves(fixed, self._find_nests())
-            if not value_at(config, path)[0]
-        ]
+            if not isinstance(value, Unsettled):
+                value = copy.deepcopy(value)
+            put_at(config, node.path, value)
+        self._settle(config)
+        nests = {node.path for node in self.nodes if node.nest}
+        leaves = iterate_leaves(fixed, nests.__contains__)
+        unknown = [path for path, _ in leaves if not value_at(config, path)[0]]
         if unknown:
             names = ", ".join(path_name(path) for path in self.paths) or "nothing"
             raise InputError(
@@ -187,9 +175,6 @@ class Space:
                 f"not hold (the space has {names})"
             )
         return config
-
-    def _find_nests(self) -> set[Path]:
-        return {node.path for node in self.nodes if node.nest}
 
     @property
     def is_finite(self) -> bool:
@@ -237,6 +222,7 @@ class Space:
         self._remove(config, node.path)
 
     def _settle(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Compute the values that functions of Ray Tune make of others; they come last."""
         unsettled: list[tuple[str, Unsettled, Callable[[Any], None]]] = []
         for node in self.nodes:
             there, value = value_at(config, node.path)
@@ -294,18 +280,6 @@ def _strip_list(values: list[Any]) -> list[Any]:
     if len(values) > 1 and isinstance(values[0], list) and values[0] == values[1:]:
         return values[1:]
     return values
-
-
-def _iterate_leaves(
-    point: Mapping[str, Any], nests: set[Path], prefix: Path = ()
-) -> Iterator[Path]:
-    """Yield the path of every value of a point; a mapping that is a value counts as one."""
-    for key, value in point.items():
-        path = (*prefix, key)
-        if isinstance(value, Mapping) and path in nests:
-            yield from _iterate_leaves(value, nests, path)
-        else:
-            yield path
 
 
 _Encoded = dict[str, Any]

@@ -12,14 +12,7 @@ from typing import Any
 import cerebro._core as _core
 from cerebro.errors import InputError, text_of
 from cerebro.machine import generators
-from cerebro.space.dimensions import (
-    Choice,
-    Dimension,
-    Integer,
-    LogUniform,
-    Normal,
-    json_value,
-)
+from cerebro.space.dimensions import Choice, Dimension, Integer, LogUniform, Normal, json_value
 
 
 @dataclass(frozen=True)
@@ -37,12 +30,8 @@ class Quantized(Dimension):
 
     def draw(self, share: float) -> Any:
         value = self.inner.draw(share)
-        if isinstance(self.inner, Integer):
-            return self._value_at_step(int(value))
-        return self._value_at_step(round(value / self.q))
-
-    def _value_at_step(self, index: int) -> Any:
-        return compute_multiple(index, self.q)
+        is_factor = isinstance(self.inner, Integer)
+        return compute_multiple(int(value) if is_factor else round(value / self.q), self.q)
 
     def _find_ends(self) -> tuple[int, int] | None:
         """Return the smallest and the largest value as multiples of `q`; None if unbounded."""
@@ -57,13 +46,15 @@ class Quantized(Dimension):
 
     def values(self) -> Iterator[Any]:
         low, high = self._find_ends() or (0, -1)
-        return (self._value_at_step(index) for index in range(low, high + 1))
+        return (compute_multiple(index, self.q) for index in range(low, high + 1))
 
     def nearest(self, value: float) -> Any:
         """Return the dimension's value nearest to a number."""
         index = round(value / self.q)
         ends = self._find_ends()
-        return self._value_at_step(index if ends is None else min(max(index, ends[0]), ends[1]))
+        if ends is not None:
+            index = min(max(index, ends[0]), ends[1])
+        return compute_multiple(index, self.q)
 
     def to_json(self) -> dict[str, Any]:
         return {"type": "quantized", "inner": self.inner.to_json(), "q": self.q}
@@ -109,8 +100,9 @@ class Derived(Dimension):
         code = getattr(function, "__code__", None)
         if code is None:
             return f"{type(function).__module__}.{type(function).__qualname__}"
-        text = repr((code.co_code, code.co_names, [c for c in code.co_consts if _is_plain(c)]))
-        digest = _core.xxh3_64(text.encode())
+        plain = (int, float, str, bytes, type(None))
+        constants = [constant for constant in code.co_consts if isinstance(constant, plain)]
+        digest = _core.xxh3_64(repr((code.co_code, code.co_names, constants)).encode())
         return f"{function.__qualname__}:{code.co_firstlineno}:{digest}"
 
     def draw(self, share: float) -> Unsettled:
@@ -138,10 +130,6 @@ class Derived(Dimension):
 
     def __repr__(self) -> str:
         return f"sample_from({getattr(self.function, '__qualname__', self.function)!s})"
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, (int, float, str, bytes, type(None)))
 
 
 @dataclass(frozen=True)
@@ -206,15 +194,6 @@ def settle_values(
                 "lacks at that point"
             )
         unsettled = remaining
-
-
-def grid_index(trial: int, counts: list[int]) -> list[int]:
-    """Return a trial's option in each grid: all combinations in turn, the first grid fastest."""
-    indices = []
-    for count in counts:
-        trial, index = divmod(trial, count)
-        indices.append(index)
-    return indices
 
 
 def compute_multiple(index: int, q: float) -> Any:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from cerebro.machine.imports import import_lazily
 from cerebro.torch.feature_plan import FeaturePlan, plan_features
 from cerebro.torch.frozen_trunk import Features, features
-from cerebro.torch.lightning import from_lightning
 from cerebro.torch.model import Model
-from cerebro.torch.skorch import from_skorch
-from cerebro.torch.transformers import from_transformers
+
+if TYPE_CHECKING:
+    from cerebro.integrations.lightning import from_lightning
+    from cerebro.integrations.skorch import from_skorch
+    from cerebro.integrations.transformers import from_transformers
 
 __all__ = [
     "FeaturePlan",
@@ -19,3 +24,17 @@ __all__ = [
     "from_transformers",
     "plan_features",
 ]
+
+__getattr__ = import_lazily(
+    __name__,
+    {
+        "from_lightning": "cerebro.integrations.lightning",
+        "from_skorch": "cerebro.integrations.skorch",
+        "from_transformers": "cerebro.integrations.transformers",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, also those that are not imported yet."""
+    return __all__

@@ -56,8 +56,7 @@ def check_optimizers(optimizer: Any, net: Any, loss: Any) -> tuple[Any, ...]:
                 f"{kind} evaluates the loss several times per step, which needs a closure: choose "
                 "an optimizer whose step() needs no closure"
             )
-        taken = [parameter for group in item.param_groups for parameter in group["params"]]
-        if not any(id(parameter) in ours for parameter in taken):
+        if not any(id(p) in ours for group in item.param_groups for p in group["params"]):
             raise InputError(
                 f"the {kind} has none of the network's parameters: make it from net.parameters()"
             )
@@ -81,7 +80,7 @@ def check_schedulers(scheduler: Any, optimizers: Sequence[Any]) -> tuple[Any, ..
     return schedulers
 
 
-def check_scheduler_step(scheduler_step: str, schedulers: Sequence[Any]) -> str:
+def check_scheduler_step(scheduler_step: str, schedulers: Sequence[Any]) -> None:
     names = ("epoch", "batch", "metric")
     if scheduler_step not in names and not str(scheduler_step).startswith("metric:"):
         raise InputError(
@@ -97,17 +96,13 @@ def check_scheduler_step(scheduler_step: str, schedulers: Sequence[Any]) -> str:
                 "scheduler_step='metric' follows the loss, but the scheduler's mode is 'max': name "
                 "the metric, such as scheduler_step='metric:accuracy'"
             )
-    if (
-        scheduler_step.startswith("metric")
-        and schedulers
-        and not any(map(needs_metric, schedulers))
-    ):
+    follows = scheduler_step.startswith("metric") and bool(schedulers)
+    if follows and not any(map(needs_metric, schedulers)):
         kinds = ", ".join(type(scheduler).__name__ for scheduler in schedulers)
         raise InputError(
             f"scheduler_step={scheduler_step!r} is for schedulers that follow a metric, as "
             f"ReduceLROnPlateau does, but {kinds} takes none: give scheduler_step='epoch'"
         )
-    return scheduler_step
 
 
 def needs_metric(scheduler: Any) -> bool:

@@ -1,31 +1,39 @@
 """A recorded step as a list of calls, which repeat it on the CPU without Python code.
 
 The list leaves out views, allocations, and copies that autograd made only because the recording
-keeps gradients alive. `cerebro.torch.runnable_calls` decides how each call runs.
+keeps gradients alive. If an operator has a variant that writes into existing memory, the program
+calls this variant.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from operator import is_
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from cerebro.torch.cpu_recorder import HIDDEN_WRITES, Call, Recording, facts, find_written_tensors
-from cerebro.torch.elementwise import Block, Operation, make_operations, measure_rounding
-from cerebro.torch.graph import have_same_bits
-from cerebro.torch.native_calls import NativeCall, choose_draw, make_native_call
-from cerebro.torch.nested_arguments import (
+from cerebro.torch.cpu_recorder import (
+    HIDDEN_WRITES,
+    Call,
+    Recording,
     address_of,
+    all_tensors,
+    as_list,
+    find_written_tensors,
     form_of,
     map_tensors,
     pair_leaves,
     tensors_in,
 )
-from cerebro.torch.runnable_calls import find_binding, make_runnable, takes_number
+from cerebro.torch.elementwise import Block, Operation, make_operations, measure_rounding
+from cerebro.torch.native_calls import NativeCall, choose_draw, make_native_call
+from cerebro.torch.step_state import have_same_bits
 
 ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 """Operators that allocate memory without writing to it."""
@@ -33,54 +41,58 @@ ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_str
 FILLS = {"ones_like", "zeros_like", "full_like", "ones", "zeros", "full", "arange", "scalar_tensor"}
 """Operators whose results depend only on shapes and numbers, not on the values of tensors."""
 
+RESIZES = {
+    "binary_cross_entropy", "huber_loss", "mse_loss", "smooth_l1_loss", "soft_margin_loss",
+}  # fmt: skip
+"""Operators whose `out=` variants temporarily change the shape of `out`, mostly with a warning."""
+
+ASKS_FOR_GRADIENTS = {"mkldnn_rnn_layer"}
+"""Operators that compute differently, with different last bits, if gradients are off."""
+
+_ARITHMETIC = {
+    f"aten.{name}{overload}"
+    for name in ("add", "sub", "mul", "div")
+    for overload in ("_.Tensor", ".out")
+}
+
+_ABOUT_MEMORY = {"dtype", "layout", "device", "pin_memory", "memory_format"}
+
 
 class Program:
     """Calls that repeat a recorded step; `kept` are the tensors of its results."""
 
     def __init__(self, recording: Recording, kept: Iterable[Any]) -> None:
-        self._recording = recording
+        self.recording = recording
+        """The recorded step; available until :meth:`free_recording` is called."""
         self._steps: dict[int, tuple[Any, tuple[Any, Any, Any]]] = {}
         self._items: list[tuple[Any, Any, Any] | list[Operation] | NativeCall] = []
         self._calls: list[tuple[Any, Any, Any]] = []
         self._blocks: list[Block] = []
-        self._spoiled: list[tuple[Any, float]] = []
         self._moved: dict[tuple[int, Any], tuple[Any, int]] = {}
         self._replaced = replaced = _find_needless_copies(recording, {address_of(t) for t in kept})
-        views: dict[Any, Any] = {}
+        substitute = partial(replaced.substitute, {})
         tensors: dict[int, Any] = {}
         self.containers: dict[int, tuple[list[Any], dict[str, Any]]] = {}
         """The arguments and keywords of each call, which may be changed before a replay."""
         for index, call in enumerate(recording.calls):
             if index in replaced.dropped or _is_left_out(call):
                 continue
-            args = map_tensors(call.args, partial(replaced.substitute, views))
-            kwargs = map_tensors(call.kwargs, partial(replaced.substitute, views))
-            outs = map_tensors(call.outs, partial(replaced.substitute, views))
+            args, kwargs, outs = (
+                map_tensors(part, substitute) for part in (call.args, call.kwargs, call.outs)
+            )
             self._steps[index] = make_runnable(call, args, kwargs, outs)
             self.containers[index] = (args, kwargs)
         for call in recording.calls:
-            for tensor in tensors_in(map_tensors(call.outs, partial(replaced.substitute, views))):
+            for tensor in map(substitute, tensors_in(call.outs)):
                 if tensor.numel() and not recording.is_external(tensor):
                     tensors[address_of(tensor)] = tensor
         self._memory = tensors
         self.held_bytes = sum(t.untyped_storage().nbytes() for t in tensors.values())
         """The bytes of memory that only the program uses."""
 
-    def __len__(self) -> int:
-        return len(self._calls)
-
-    @property
-    def recording(self) -> Recording:
-        """The recorded step; available until :meth:`free_recording` is called."""
-        return self._recording
-
     def free_recording(self) -> None:
         """Free the memory that only :meth:`differs_from` needs."""
-        used = {
-            address_of(tensor) for item in self._items for tensor in tensors_in(_arguments_of(item))
-        }
-        self._spoiled = [(whole, bad) for whole, bad in self._spoiled if address_of(whole) in used]
-        del self._recording, self._replaced, self._memory
+        del self.recording, self._replaced, self._memory
         self._steps.clear()
         self._moved.clear()
         self.containers.clear()
@@ -113,16 +125,10 @@ class Program:
             items.append((drawn or find_binding(run, args, kwargs), args, kwargs))
         self._compile_blocks()
         # Invalidate the results, to notice a result that the program fails to write.
-        filled = {self._replaced.address(self._recording.calls[i].outs[0]) for i in constant}
-        self._spoiled = [
-            _prepare_spoiling(t) for address, t in self._memory.items() if address not in filled
-        ]
-        self.spoil()
-
-    def spoil(self) -> None:
-        """Invalidate all results that the program computes."""
-        for whole, bad in self._spoiled:
-            whole.fill_(bad)
+        filled = {self._replaced.address(self.recording.calls[i].outs[0]) for i in constant}
+        for address, tensor in self._memory.items():
+            if address not in filled:
+                _spoil(tensor)
 
     def _compile_blocks(self) -> None:
         """Compile the lists of elementwise operations into blocks."""
@@ -135,7 +141,7 @@ class Program:
             elif isinstance(item, tuple):
                 self._calls.append(item)
             else:
-                self._calls.append((item.prepare(), (), {}))
+                self._calls.append((item.compute, (), {}))
 
     def find_place(self, container: Any, key: Any) -> tuple[Any, Any]:
         """Return the container and key from which the finished program reads a number."""
@@ -143,12 +149,11 @@ class Program:
 
     def _find_constants(self) -> set[int]:
         """Return the calls with constant results that no other call overwrites."""
-        calls = {index: self._recording.calls[index] for index in self._steps}
-        written = Counter(
-            self._replaced.address(tensor)
-            for call in calls.values()
-            for tensor in _list_changed_tensors(call)
-        )
+        calls = {index: self.recording.calls[index] for index in self._steps}
+        written: Counter[int] = Counter()
+        for call in calls.values():
+            changed = find_written_tensors(call) + tensors_in(call.outs)
+            written.update({self._replaced.address(tensor) for tensor in changed})
         return {
             index
             for index, call in calls.items()
@@ -171,7 +176,7 @@ class Program:
         `free` are the numbers that may differ, each as (number of the call, 0 for arguments or 1
         for keywords, path).
         """
-        ours = self._recording
+        ours = self.recording
         if [call.func for call in ours.calls] != [call.func for call in other.calls]:
             return "the step calls other operators than before"
         numbers: dict[int, int] = {}
@@ -187,20 +192,6 @@ class Program:
                     if not _are_alike(a, b, ours, other, numbers, mine.section is not None):
                         return f"{mine.name}() has other arguments than before"
         return None
-
-
-def _arguments_of(item: Any) -> list[Any]:
-    """Return what an item reads and writes."""
-    if isinstance(item, list):
-        return [[operation.out, *operation.operands] for operation in item]
-    if isinstance(item, tuple):
-        return [item[1], item[2], _memory_of(item[0])]
-    return list(item.tensors)
-
-
-def _memory_of(run: Any) -> list[Any]:
-    """Return the tensors into which a call copies its results."""
-    return list(run.args[1]) if isinstance(run, partial) else []
 
 
 def _are_alike(
@@ -273,24 +264,147 @@ def _find_needless_copies(recording: Recording, kept: set[int]) -> _Replaced:
 
 def _is_left_out(call: Call) -> bool:
     """Return whether a call writes no memory, like a view or an allocation."""
-    if call.name in ALLOCATES or facts(call.func).is_view:
+    if call.name in ALLOCATES or call.about.is_view:
         return True
-    if facts(call.func).mutates or call.name in HIDDEN_WRITES:
+    if call.about.mutates or call.name in HIDDEN_WRITES:
         return False
     if not call.func._schema.returns:
         return False  # it raises if the data are invalid
-    outs = list(tensors_in(call.outs))
     ins = {address_of(t) for t in tensors_in([call.args, call.kwargs])}
-    return all(address_of(t) in ins for t in outs)
+    return all(address_of(t) in ins for t in tensors_in(call.outs))
 
 
-def _list_changed_tensors(call: Call) -> list[Any]:
-    tensors = {address_of(t): t for t in find_written_tensors(call) + tensors_in(call.outs)}
-    return list(tensors.values())
-
-
-def _prepare_spoiling(tensor: Any) -> tuple[Any, float]:
-    """Return a tensor's whole memory, and an invalid value for it: NaN or -1."""
+def _spoil(tensor: Any) -> None:
+    """Fill a tensor's whole memory with an invalid value: NaN or -1."""
     size = tensor.untyped_storage().nbytes() // tensor.element_size()
     whole = tensor.as_strided((size,), (1,), 0)
-    return whole, math.nan if whole.is_floating_point() or whole.is_complex() else -1
+    whole.fill_(math.nan if whole.is_floating_point() or whole.is_complex() else -1)
+
+
+# --- how a call runs again ---------------------------------------------------------
+
+
+def make_runnable(
+    call: Call, args: list[Any], kwargs: dict[str, Any], outs: list[Any]
+) -> tuple[Any, tuple[Any, Any, Any]]:
+    """Return an operator, and (function, arguments, keywords) that repeat a call into `outs`."""
+    if call.about.mutates:
+        addresses = {address_of(t) for t in tensors_in([args, kwargs])}
+        results = [t if _is_made(t, addresses) else None for t in outs]
+        if not any(t is not None for t in results):
+            return call.func, (call.func, args, kwargs)
+        return call.func, (partial(_call_and_copy, call.func._op, results), args, kwargs)
+    if call.name in ("clone", "_to_copy"):
+        copy = torch.ops.aten.copy_.default
+        return copy, (copy, [outs[0], args[0]], {})
+    copying = call.func, (partial(_call_and_copy, call.func._op, outs), args, kwargs)
+    if call.name in ASKS_FOR_GRADIENTS:
+        mode = torch.enable_grad if call.has_gradients else torch.no_grad
+        run = partial(_call_in_mode, mode, call.func._op)
+        return call.func, (partial(_call_and_copy, run, outs), args, kwargs)
+    overload = _find_out_variant(call.func)
+    several = len(call.func._schema.returns) == 1 and len(outs) != 1
+    are_tensors = all(isinstance(t, torch.Tensor) for t in outs)
+    if overload is None or not are_tensors or call.name in RESIZES:
+        return copying
+    variant, names, allowed = overload
+    is_list = several or "[]" in str(call.func._schema.returns[0].type)
+
+    def name_outputs(memory: list[Any]) -> dict[str, Any]:
+        rest = {key: value for key, value in kwargs.items() if key in allowed}
+        return rest | ({names[0]: memory} if is_list else dict(zip(names, memory, strict=True)))
+
+    # Some variants need an `out` of another shape than their result, so try them on other memory.
+    beside = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in outs]
+    expected = [(address_of(t), form_of(t)) for t in beside]
+    variant(*args, **name_outputs(beside))
+    if [(address_of(t), form_of(t)) for t in beside] != expected:
+        return copying
+    filled = name_outputs(outs)
+    kwargs.clear()
+    kwargs.update(filled)
+    return variant, (variant, args, kwargs)
+
+
+def takes_number(func: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
+    """Return whether an operator converts the number ``args[1]`` to a tensor in every call.
+
+    A tensor that is created in advance gives the same bits.
+    """
+    if str(func) not in _ARITHMETIC or isinstance(args[1], (torch.Tensor, bool)):
+        return False
+    dtype = args[0].dtype
+    are_same = all(t.dtype == dtype for t in all_tensors([args, kwargs]))
+    return dtype in (torch.float32, torch.float64) and are_same
+
+
+def find_binding(run: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Return PyTorch's function for an operator if it calls exactly that operator.
+
+    Its argument parser takes half as long as the operator's.
+    """
+    if isinstance(run, partial):
+        return run
+    name = str(run._schema.name).partition("::")[2]
+    place = torch.Tensor if name.endswith("_") else torch
+    function = getattr(place, name, None)
+    if function is not None and not hasattr(function, "__code__"):
+        tried = _Tried()
+        try:
+            with tried:
+                function(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError):
+            return run._op
+        if [func for func, _, _ in tried.calls] == [run]:
+            called = all_tensors([list(tried.calls[0][1]), dict(tried.calls[0][2])])
+            if all(map(is_, called, all_tensors([args, kwargs]))):
+                return function
+    return run._op
+
+
+class _Tried(TorchDispatchMode):  # type: ignore[misc]
+    """A context that records operators and their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.calls.append((func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _is_made(value: Any, given: set[int]) -> bool:
+    """Return whether a result is a tensor in new memory."""
+    return isinstance(value, torch.Tensor) and value.numel() > 0 and address_of(value) not in given
+
+
+def _call_in_mode(mode: Any, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with mode():
+        return run(*args, **kwargs)
+
+
+def _call_and_copy(run: Callable[..., Any], outs: list[Any], *args: Any, **kwargs: Any) -> None:
+    for to, value in zip(outs, as_list(run(*args, **kwargs)), strict=True):
+        if isinstance(to, torch.Tensor) and to.numel():
+            to.copy_(value)
+
+
+@functools.cache
+def _find_out_variant(func: Any) -> Any:
+    """Return an operator's `out=` overload and the names of its outputs and other arguments."""
+    schema = func._schema
+    expected = [(a.name, str(a.type)) for a in schema.arguments if a.name not in _ABOUT_MEMORY]
+    names = {a.name for a in schema.arguments}
+    for name in func.overloadpacket.overloads():
+        variant = getattr(func.overloadpacket, name)
+        arguments = variant._schema.arguments
+        outs = [a.name for a in arguments if a.is_out]
+        rest = [(a.name, str(a.type)) for a in arguments if not a.is_out]
+        fits = [pair for pair in rest if pair[0] not in _ABOUT_MEMORY] == expected
+        fits = fits and names.issuperset(name for name, _ in rest)
+        if outs and fits and len(outs) == len(schema.returns):
+            return variant, outs, {name for name, _ in rest}
+    return None

@@ -12,21 +12,14 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from cerebro.torch.nested_arguments import (
-    TENSORS,
-    address_of,
-    as_list,
-    copy_arguments,
-    places_in,
-    tensors_in,
-)
+from torch.utils._pytree import tree_leaves
 
 READS_BACK = {"_nested_tensor_from_mask_left_aligned"}
 """Operators that read values back to Python but lack PyTorch's tag for it."""
@@ -65,36 +58,24 @@ facts = functools.cache(Facts)
 _STRIDED = torch.strided
 
 
+@dataclass(slots=True)
 class Call:
     """A call of an operator, with its arguments and results at the time of the call."""
 
-    __slots__ = ("about", "args", "func", "has_gradients", "kwargs", "name", "outs", "section")
+    func: Any
+    about: Facts
+    args: list[Any]
+    kwargs: dict[str, Any]
+    outs: list[Any]
+    section: int | None
+    has_gradients: bool = field(default_factory=torch.is_grad_enabled)
 
-    def __init__(
-        self,
-        func: Any,
-        about: Facts,
-        args: list[Any],
-        kwargs: dict[str, Any],
-        outs: list[Any],
-        section: int | None,
-    ) -> None:
-        self.func = func
-        self.about = about
-        self.name = about.name
-        self.args = args
-        self.kwargs = kwargs
-        self.outs = outs
-        self.section = section
-        self.has_gradients = torch.is_grad_enabled()
+    @property
+    def name(self) -> str:
+        return self.about.name
 
-    def tensors(self) -> Iterable[Any]:
-        yield from tensors_in([self.args, list(self.kwargs.values()), self.outs])
-
-    def places(self) -> Iterable[tuple[Any, Any]]:
-        """Yield ((container, key), argument) for all arguments that are not containers."""
-        yield from places_in(self.args)
-        yield from places_in(self.kwargs)
+    def tensors(self) -> list[Any]:
+        return tensors_in([self.args, self.kwargs, self.outs])
 
 
 class Recording(TorchDispatchMode):  # type: ignore[misc]
@@ -139,7 +120,7 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         results: list[tuple[Any, Any]] = []
         outs = copy_arguments(as_list(out), results)
         call = Call(func, about, noted_args, noted_kwargs, outs, self.section)
-        self._check_call(call, about, inputs, results, before)
+        self._check_call(call, inputs, results, before)
         self._made.update(self._note_addresses(results) - before)
         if about.name == "lift_fresh":  # from torch.tensor(), which makes memory without a call
             self._lifted |= before
@@ -165,19 +146,12 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
                 addresses.add(address)
         return addresses
 
-    def _check_call(
-        self,
-        call: Call,
-        about: Facts,
-        given: list[tuple[Any, Any]],
-        made: list[tuple[Any, Any]],
-        before: set[int],
-    ) -> None:
+    def _check_call(self, call: Call, given: list[Any], made: list[Any], before: set[int]) -> None:
         """Set `refusal` if a program cannot repeat the call; also set `leaves_traces`.
 
         `given` and `made` pair the call's inputs and results with their copies.
         """
-        reason = None
+        reason, about = None, call.about
         if about.name == "_local_scalar_dense":
             reason = None if self.section is not None else ".item()"
         elif about.reads_data:
@@ -185,7 +159,7 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         elif about.shape_of_data and _depends_on_data(call):
             reason = f"{call.name}() returns a shape that depends on data"
         elif about.takes_generator and any(
-            isinstance(value, torch.Generator) for _, value in call.places()
+            isinstance(value, torch.Generator) for value in tree_leaves([call.args, call.kwargs])
         ):
             reason = f"{call.name}() draws from a generator other than the global one"
             self.leaves_traces = True
@@ -229,3 +203,89 @@ def _describe_user_line() -> str:
         if not frame.filename.startswith(_OURS) and not frame.filename.startswith("<"):
             return f" in {Path(frame.filename).name}:{frame.lineno}"
     return ""
+
+
+# --- nested arguments --------------------------------------------------------------
+
+TENSORS = (torch.Tensor, torch.nn.Parameter)
+LEAVES = {
+    type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format,
+}  # fmt: skip
+"""Types of most arguments that are neither tensors nor containers."""
+
+
+def address_of(tensor: Any) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def as_list(out: Any) -> list[Any]:
+    return list(out) if isinstance(out, (tuple, list)) else [out]
+
+
+def copy_arguments(value: Any, found: list[tuple[Any, Any]]) -> Any:
+    """Return a copy of nested arguments with detached tensors, which keep their current shapes.
+
+    Add all tensors, paired with their copies, to `found`.
+    """
+    kind = type(value)
+    if kind in LEAVES:
+        return value
+    if kind in TENSORS:
+        copy = value.detach() if value.layout == torch.strided else value
+        found.append((value, copy))
+        return copy
+    if isinstance(value, (list, tuple)):
+        return [copy_arguments(item, found) for item in value]
+    if isinstance(value, dict):
+        return {key: copy_arguments(item, found) for key, item in value.items()}
+    if isinstance(value, torch.Tensor):
+        found.append((value, value))
+    return value
+
+
+def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
+    if type(value) in LEAVES:
+        return value
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        return [map_tensors(item, change) for item in value]
+    if isinstance(value, dict):
+        return {key: map_tensors(item, change) for key, item in value.items()}
+    return value
+
+
+def all_tensors(value: Any) -> list[Any]:
+    if type(value) in LEAVES:
+        return []
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in all_tensors(item)]
+    return []
+
+
+def tensors_in(value: Any) -> list[Any]:
+    """Return the strided tensors among nested arguments."""
+    return [tensor for tensor in all_tensors(value) if tensor.layout == torch.strided]
+
+
+def pair_leaves(left: Any, right: Any, path: Any = ()) -> Iterable[tuple[Any, Any, Any]]:
+    """Yield the corresponding leaves of two nested arguments, with their paths."""
+    if type(left) is type(right) and isinstance(left, (list, dict)):
+        keys, theirs = (list(v) if isinstance(v, dict) else range(len(v)) for v in (left, right))
+        if keys == theirs:
+            for key in keys:
+                yield from pair_leaves(left[key], right[key], (*path, key))
+            return
+    yield path, left, right
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def form_of(tensor: Any) -> Any:
+    return tensor.shape, tensor.stride(), tensor.dtype

@@ -6,8 +6,8 @@ evaluated, and the calls of both are observed (see :mod:`cerebro.torch.watched_c
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ import torch
 from cerebro.model import column_names
 from cerebro.report.findings import Finding
 from cerebro.torch.model import Model
+from cerebro.torch.optimizer_step import groups_of
+from cerebro.torch.step_state import copy_values
 from cerebro.torch.watched_calls import Calls, LossCall, is_scripted, watch_calls
 
 UNSCALED = 20.0
@@ -71,63 +73,57 @@ def uses_old_gradients(model: Any, train: Any, load: Any) -> bool:
         return False
     parameters = [p for net in find_networks(model) for p in net.parameters() if p.requires_grad]
     load()
-    _set_gradients(parameters, [None] * len(parameters))
+    for parameter in parameters:
+        parameter.grad = None
     train()
-    gradients = [None if p.grad is None else p.grad.detach().clone() for p in parameters]
-    if not any(grad is not None and bool(grad.any()) for grad in gradients):
+    if not any(_has_gradient(parameter) for parameter in parameters):
         return False
-    before = [p.detach().clone() for p in parameters]
+    before = [
+        (p.detach().clone(), None if p.grad is None else 1 + 2 * p.grad.detach())
+        for p in parameters
+    ]
     load()
-    _set_gradients(parameters, [None if grad is None else 1 + 2 * grad for grad in gradients])
-    train()
-    return any(not torch.equal(now, old) for now, old in zip(parameters, before, strict=True))
-
-
-def _set_gradients(parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
-    for parameter, gradient in zip(parameters, gradients, strict=True):
+    for parameter, (_, gradient) in zip(parameters, before, strict=True):
         parameter.grad = gradient
+    train()
+    return any(not torch.equal(now, old) for now, (old, _) in zip(parameters, before, strict=True))
+
+
+def _has_gradient(parameter: Any) -> bool:
+    return parameter.grad is not None and bool(parameter.grad.any())
 
 
 # --- cerebro.torch.Model ---------------------------------------------------------
 
 
 def _diagnose_model(model: Model, batch: Mapping[str, Any]) -> tuple[list[Finding], list[LossCall]]:
-    batch = model._place_batch(dict(batch)) if model._on_gpu else dict(batch)
+    network = model._network
+    batch = model._place_batch(dict(batch))
     evaluated = _watch([model.net], batch, model._measure, model)
-    model._set_training_mode()
+    network.set_training_mode()
     augmented = dict(batch)
     if model._augment is not None:
-        augmented = model._augment(_copy_batch(augmented))
-    autocast = contextlib.nullcontext() if model._autocast is None else model._autocast
-    before = _copy_batch({name: augmented[name] for name in _find_small_columns(augmented)})
-    with watch_calls([model.net], _find_targets(model, augmented)) as trained, autocast:
+        augmented = model._augment(copy_values(augmented))
+    tensors = {n: v for n, v in augmented.items() if isinstance(v, torch.Tensor)}
+    before = {n: v.clone() for n, v in tensors.items() if v.nbytes <= MOST_COMPARED}
+    with watch_calls([model.net], _find_targets(model, augmented)) as trained:
         _, loss, _, _ = model._objective(augmented)
     findings = [*_check_modes(trained, evaluated), *_check_calls(trained, evaluated, loss)]
     findings += _check_batch_unchanged(model, before, augmented)
-    model._drop_gradients()
+    network.drop_gradients()
     loss.backward()
     if "one-output" not in {item.code for item in findings}:  # the gradients of one output are 0
         findings += _check_optimizers(model)
     findings += _check_inputs(trained)
-    model._drop_gradients()
+    network.drop_gradients()
     return findings, trained.losses
 
 
 def _watch(nets: Sequence[Any], batch: Mapping[str, Any], step: Any, model: Any = None) -> Calls:
-    copied = _copy_batch(batch)
+    copied = copy_values(batch)
     with watch_calls(nets, _find_targets(model, copied)) as calls:
         step(copied)
     return calls
-
-
-def _copy_batch(batch: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
-
-
-def _find_small_columns(batch: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in batch.items():
-        if isinstance(value, torch.Tensor) and value.nbytes <= MOST_COMPARED:
-            yield name
 
 
 def _find_targets(model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,40 +191,40 @@ def _check_sign(call: LossCall, loss: Any) -> Iterator[Finding]:
             )
 
 
+_BEFORE_CROSS_ENTROPY = {
+    "softmax": Finding(
+        "softmax-before-cross-entropy",
+        "the outputs are probabilities, and cross_entropy applies softmax again",
+        "leave softmax out of the network: return logits",
+    ),
+    "sigmoid": Finding(
+        "sigmoid-before-cross-entropy",
+        "the outputs end in a sigmoid, and cross_entropy applies softmax to them",
+        "leave the sigmoid out of the network, or use binary_cross_entropy for several labels",
+    ),
+    "log_softmax": Finding(
+        "log-softmax-before-cross-entropy",
+        "the outputs are log-probabilities, and cross_entropy applies log_softmax again",
+        "leave log_softmax out of the network, or use nll_loss",
+        "hint",
+    ),
+    "ReLU": Finding(
+        "relu-before-cross-entropy",
+        "the outputs end in a ReLU, so that no logit is negative",
+        "leave the last ReLU out of the network",
+        "hint",
+    ),
+}
+
+
 def _check_cross_entropy(call: LossCall) -> Iterator[Finding]:
     outputs = call.input.detach()
     axis = 1 if outputs.ndim > 1 else 0
     end = _find_last_function(call.input)
-    if end == "softmax" or (end is None and _is_distribution(outputs, axis)):
-        yield Finding(
-            "softmax-before-cross-entropy",
-            "the outputs are probabilities, and cross_entropy applies softmax again",
-            "leave softmax out of the network: return logits",
-            place=call.place,
-        )
-    elif end == "sigmoid":
-        yield Finding(
-            "sigmoid-before-cross-entropy",
-            "the outputs end in a sigmoid, and cross_entropy applies softmax to them",
-            "leave the sigmoid out of the network, or use binary_cross_entropy for several labels",
-            place=call.place,
-        )
-    elif end == "log_softmax":
-        yield Finding(
-            "log-softmax-before-cross-entropy",
-            "the outputs are log-probabilities, and cross_entropy applies log_softmax again",
-            "leave log_softmax out of the network, or use nll_loss",
-            "hint",
-            call.place,
-        )
-    elif end == "ReLU":
-        yield Finding(
-            "relu-before-cross-entropy",
-            "the outputs end in a ReLU, so that no logit is negative",
-            "leave the last ReLU out of the network",
-            "hint",
-            call.place,
-        )
+    if end is None and _is_distribution(outputs, axis):
+        end = "softmax"
+    if end in _BEFORE_CROSS_ENTROPY:
+        yield replace(_BEFORE_CROSS_ENTROPY[end], place=call.place)
     if outputs.shape[axis] == 1:
         yield Finding(
             "one-output",
@@ -242,12 +238,13 @@ def _check_nll(call: LossCall) -> Iterator[Finding]:
     outputs = call.input.detach().float()
     axis = 1 if outputs.ndim > 1 else 0
     if float(outputs.max()) > 1e-3:
-        kind = "probabilities" if _is_distribution(outputs, axis) else "logits"
-        cure = "use cross_entropy" if kind == "logits" else "return log_softmax, not softmax"
+        kind, cure = "logits", f"use cross_entropy, or apply log_softmax(dim={axis}) first"
+        if _is_distribution(outputs, axis):
+            kind, cure = "probabilities", "return log_softmax, not softmax"
         yield Finding(
             "not-log-probabilities",
             f"nll_loss expects log-probabilities, but the outputs are {kind}",
-            f"{cure}, or apply log_softmax(dim={axis}) first" if kind == "logits" else cure,
+            cure,
             place=call.place,
         )
 
@@ -356,9 +353,8 @@ def _are_equal(left: Any, right: Any) -> bool:
 
 def _check_optimizers(model: Model) -> Iterator[Finding]:
     """Compare the optimizers' parameters with the network's, after a step that leaves gradients."""
-    taken = {id(p): p for group in _parameter_groups(model) for p in group["params"]}
-    trained = [p for p in taken.values() if p.grad is not None and bool(p.grad.any())]
-    if not trained:
+    taken = {id(p): p for group in groups_of(model._optimizers) for p in group["params"]}
+    if not any(map(_has_gradient, taken.values())):
         yield Finding(
             "nothing-trains",
             "no parameter of the optimizer has a gradient other than 0",
@@ -371,12 +367,8 @@ def _check_optimizers(model: Model) -> Iterator[Finding]:
     yield from _check_other_parameters(model, named, taken)
 
 
-def _parameter_groups(model: Model) -> list[Any]:
-    return [group for optimizer in model._optimizers for group in optimizer.param_groups]
-
-
 def _check_learning_rates(model: Model) -> Iterator[Finding]:
-    rates = [float(group.get("lr", 1)) for group in _parameter_groups(model)]
+    rates = [float(group.get("lr", 1)) for group in groups_of(model._optimizers)]
     if not any(rates):
         scheduled = bool(model._schedulers)
         yield Finding(
@@ -433,11 +425,12 @@ def _check_other_parameters(
     model: Model, named: Mapping[str, Any], taken: Mapping[int, Any]
 ) -> Iterator[Finding]:
     """Find parameters of the optimizers that are not, or no longer, the network's."""
-    ids = {id(p) for p in named.values()} | _find_loss_parameters(model)
+    network = model._network
+    ids = {id(p) for part in network.parts for p in part.parameters()}
     old = [p for key, p in taken.items() if key not in ids]
-    new = {n: p for n, p in named.items() if not any(p is built for built in model._parameters)}
+    new = {n: p for n, p in named.items() if not any(p is built for built in network.parameters)}
     if old and new:
-        matters = any(p.grad is not None and bool(p.grad.any()) for p in [*old, *new.values()])
+        matters = any(map(_has_gradient, [*old, *new.values()]))
         yield Finding(
             "replaced-parameters",
             f"forward replaces {_join_names(list(new))} by a new parameter, which no optimizer has",
@@ -451,11 +444,6 @@ def _check_other_parameters(
             f"the optimizer has {foreign} parameters that are not the network's",
             "make the optimizer from net.parameters(), after the network is complete",
         )
-
-
-def _find_loss_parameters(model: Model) -> set[int]:
-    loss = model._loss
-    return {id(p) for p in loss.parameters()} if isinstance(loss, torch.nn.Module) else set()
 
 
 def _check_inputs(trained: Calls) -> Iterator[Finding]:

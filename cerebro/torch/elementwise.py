@@ -16,12 +16,15 @@ import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import cerebro._core as _core
+from cerebro.torch.cpu_recorder import is_number
 
 PARALLEL = 32768
 """The number of elements from which PyTorch uses several threads, if it has several."""
@@ -29,18 +32,16 @@ PARALLEL = 32768
 log = logging.getLogger("cerebro.torch")
 
 
+@dataclass(eq=False)
 class Operation:
     """An elementwise operation of the C core: its name, tensors and number."""
 
-    __slots__ = ("name", "number", "operands", "out", "place", "value")
-
-    def __init__(self, name: str, out: Any, operands: Sequence[Any]) -> None:
-        self.name = name
-        self.out = out
-        self.operands = operands
-        self.number: float | None = None
-        self.place: tuple[Any, Any] | None = None  # the container and key of the recorded number
-        self.value: Any = None
+    name: str
+    out: Any
+    operands: Sequence[Any]
+    number: float | None = None
+    place: tuple[Any, Any] | None = None  # the container and key of the recorded number
+    value: Any = None  # a tensor with the number
 
 
 class Block:
@@ -60,11 +61,10 @@ class Block:
                 if op.place is not None:
                     container, key = op.place
                     self.places[id(container), key] = (self.numbers, at)
-            addresses = [tensor.data_ptr() for tensor in op.operands]
-            first, second, third = (*addresses, 0, 0, 0)[:3]
+            addresses = [tensor.data_ptr() for tensor in (op.out, *op.operands)]
+            padding = (0,) * (4 - len(addresses))
             value = 0 if op.value is None else op.value.data_ptr()
-            size = op.out.numel()
-            calls.append((op.name, size, op.out.data_ptr(), first, second, third, at, value))
+            calls.append((op.name, op.out.numel(), *addresses, *padding, at, value))
         self._memory = [(op.out, op.operands, op.value) for op in operations]
         self.run = _core.Elementwise(calls, self.numbers, rounding.fused, rounding.sqrt)
 
@@ -77,11 +77,8 @@ def make_operations(func: Any, args: list[Any], kwargs: dict[str, Any]) -> list[
     names = [argument.name for argument in func._schema.arguments]
     places: dict[str, tuple[Any, Any]] = {n: (args, i) for i, n in enumerate(names[: len(args)])}
     places |= {name: (kwargs, name) for name in kwargs}
-    result = rule(_Arguments(places))
-    if result is None:
-        return None
-    items = result if isinstance(result, list) else [result]
-    return items if all(map(_is_exact, items)) else None
+    operations = rule(_Arguments(places))
+    return operations if operations and all(map(_is_exact, operations)) else None
 
 
 def _is_exact(one: Operation) -> bool:
@@ -109,47 +106,41 @@ class _Arguments:
         names = [name for name in ("out", "grad_input") if name in self._places]
         return self[names[0] if names else "self"]
 
-    def make_numbered(self, name: str, operands: Sequence[str], number: str) -> Operation | None:
-        """Return an operation with the number in the argument `number`, which defaults to 1."""
-        operation = Operation(name, self.out, [self[operand] for operand in operands])
-        if number not in self._places:
-            operation.number = 1.0
-        elif _is_number(self[number]):
-            operation.number = float(self[number])
-            operation.place = self._places[number]
-        elif _is_value(self[number], operation.out):
-            operation.value = self[number]
+    def get(self, name: str, default: Any) -> Any:
+        return self[name] if name in self._places else default
+
+    def has_number(self, name: str) -> bool:
+        """Return whether an argument is a number, or a tensor with one."""
+        return is_number(self[name]) or _is_value(self[name], self.out)
+
+    def make(self, operation: str, *operands: str, number: str = "") -> list[Operation] | None:
+        """Return an operation, perhaps with the number in an argument, which defaults to 1."""
+        made = Operation(operation, self.out, [self[operand] for operand in operands])
+        if not number:
+            return [made]
+        value = self.get(number, 1)
+        if is_number(value):
+            made.number, made.place = float(value), self._places.get(number)
+        elif _is_value(value, made.out):
+            made.value = value
         else:
             return None
-        return operation
+        return [made]
 
 
-def _make_binary(name: str, given: _Arguments) -> Operation | None:
+def _make_binary(operation: str, given: _Arguments) -> list[Operation] | None:
     """Return a product or quotient with a tensor or a number."""
-    other = given["other"]
-    if _is_number(other) or _is_value(other, given.out):
-        return given.make_numbered(f"{name}_number", ["self"], "other")
-    return Operation(name, given.out, [given["self"], other])
+    if given.has_number("other"):
+        return given.make(f"{operation}_number", "self", number="other")
+    return given.make(operation, "self", "other")
 
 
-def _make_sum(given: _Arguments) -> Operation | None:
-    other = given["other"]
-    if not (_is_number(other) or _is_value(other, given.out)):
-        return given.make_numbered("add", ["self", "other"], "alpha")
-    if "alpha" in given._places and given["alpha"] != 1:
+def _make_sum(given: _Arguments) -> list[Operation] | None:
+    if not given.has_number("other"):
+        return given.make("add", "self", "other", number="alpha")
+    if given.get("alpha", 1) != 1:
         return None
-    return given.make_numbered("add_number", ["self"], "other")
-
-
-def _make_copy(given: _Arguments) -> Operation | None:
-    source = given["src"]
-    return Operation("copy", given.out, [source]) if is_dense(source) else None
-
-
-def _make_zero(given: _Arguments) -> Operation | None:
-    operation = Operation("fill", given.out, [])
-    operation.number = 0.0
-    return operation
+    return given.make("add_number", "self", number="other")
 
 
 def _make_counting(given: _Arguments) -> list[Operation] | None:
@@ -157,56 +148,40 @@ def _make_counting(given: _Arguments) -> list[Operation] | None:
     counts, number = given["self"], given["scalar"]
     if type(number) is not int or any(count.dim() != 0 for count in counts):
         return None
-    additions = [Operation("add_number", count, [count]) for count in counts]
-    for addition in additions:
-        addition.number = float(number)
-    return additions
+    return [Operation("add_number", count, [count], float(number)) for count in counts]
 
 
-def _make_rule(name: str, operands: Sequence[str], number: str) -> Callable[[_Arguments], Any]:
-    return lambda given: given.make_numbered(name, operands, number)
+_Rule = Callable[["_Arguments"], "list[Operation] | None"]
 
 
 @functools.cache
-def _rules() -> dict[Any, Callable[[_Arguments], Operation | list[Operation] | None]]:
+def _rules() -> dict[Any, _Rule]:
     aten = torch.ops.aten
-    sum_of, product = _make_sum, functools.partial(_make_binary, "mul")
-    quotient = functools.partial(_make_binary, "div")
-    lerp = _make_rule("lerp", ["self", "end"], "weight")
-    addcmul = _make_rule("addcmul", ["self", "tensor1", "tensor2"], "value")
-    addcdiv = _make_rule("addcdiv", ["self", "tensor1", "tensor2"], "value")
 
-    def make_root(given: _Arguments) -> Operation:
-        return Operation("sqrt", given.out, [given["self"]])
+    def rule(operation: str, *operands: str, number: str = "") -> _Rule:
+        return methodcaller("make", operation, *operands, number=number)
 
-    def make_relu(given: _Arguments) -> Operation:
-        return Operation("relu", given.out, [given["self"]])
-
-    threshold = _make_rule("threshold_backward", ["grad_output", "self"], "threshold")
-    return {
-        **dict.fromkeys((aten.add_.Tensor, aten.add_.Scalar, aten.add.out), sum_of),
-        **dict.fromkeys((aten.mul_.Tensor, aten.mul_.Scalar, aten.mul.out), product),
-        **dict.fromkeys((aten.div_.Tensor, aten.div_.Scalar, aten.div.out), quotient),
-        aten.lerp_.Scalar: lerp,
-        aten.lerp.Scalar_out: lerp,
-        aten.addcmul_.default: addcmul,
-        aten.addcmul.out: addcmul,
-        aten.addcdiv_.default: addcdiv,
-        aten.addcdiv.out: addcdiv,
-        aten.sqrt_.default: make_root,
-        aten.sqrt.out: make_root,
-        aten.relu_.default: make_relu,
-        aten.relu.out: make_relu,
-        aten.threshold_backward.grad_input: threshold,
-        aten.copy_.default: _make_copy,
-        aten.zero_.default: _make_zero,
-        aten._foreach_add_.Scalar: _make_counting,
-        aten.fill_.Scalar: _make_rule("fill", [], "value"),
-    }
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    product, quotient = (functools.partial(_make_binary, name) for name in ("mul", "div"))
+    addcmul, addcdiv = (
+        rule(name, "self", "tensor1", "tensor2", number="value") for name in ("addcmul", "addcdiv")
+    )
+    threshold = rule("threshold_backward", "grad_output", "self", number="threshold")
+    functions_by_rule: list[tuple[Any, ...]] = [
+        (_make_sum, aten.add_.Tensor, aten.add_.Scalar, aten.add.out),
+        (product, aten.mul_.Tensor, aten.mul_.Scalar, aten.mul.out),
+        (quotient, aten.div_.Tensor, aten.div_.Scalar, aten.div.out),
+        (rule("lerp", "self", "end", number="weight"), aten.lerp_.Scalar, aten.lerp.Scalar_out),
+        (addcmul, aten.addcmul_.default, aten.addcmul.out),
+        (addcdiv, aten.addcdiv_.default, aten.addcdiv.out),
+        (rule("sqrt", "self"), aten.sqrt_.default, aten.sqrt.out),
+        (rule("relu", "self"), aten.relu_.default, aten.relu.out),
+        (threshold, aten.threshold_backward.grad_input),
+        (lambda given: given.make("copy", "src"), aten.copy_.default),
+        (lambda given: [Operation("fill", given.out, [], 0.0)], aten.zero_.default),
+        (_make_counting, aten._foreach_add_.Scalar),
+        (rule("fill", number="value"), aten.fill_.Scalar),
+    ]
+    return {function: made for made, *functions in functions_by_rule for function in functions}
 
 
 def _is_value(value: Any, out: Any) -> bool:
@@ -230,13 +205,12 @@ def is_dense(value: Any) -> bool:
 # --- PyTorch's rounding ----------------------------------------------------------
 
 
-class _Rounding:
+class _Rounding(NamedTuple):
     """How the core must round to compute the same bits as PyTorch."""
 
-    def __init__(self, fused: bool, sqrt: int, names: frozenset[str]) -> None:
-        self.fused = fused  # whether a multiplication and the addition after it are rounded once
-        self.sqrt = sqrt  # the address of the square root to call; 0 for the C library's
-        self.names = names  # the operations with PyTorch's bits
+    fused: bool  # whether a multiplication and the addition after it are rounded once
+    sqrt: int  # the address of the square root to call; 0 for the C library's
+    names: frozenset[str] = frozenset()  # the operations with PyTorch's bits
 
 
 @contextmanager
@@ -259,22 +233,17 @@ def is_native() -> bool:
 def measure_rounding() -> _Rounding:
     """Return how PyTorch rounds, from comparisons with the core's operations."""
     if not is_native():
-        return _Rounding(False, 0, frozenset())
+        return _Rounding(False, 0)
     with torch.no_grad(), use_float32():
-        fused = not _has_same_bits("lerp", False, 0)
-        root = next(
-            (
-                root
-                for root in (find_library_function("vmsSqrt"), 0)
-                if _has_same_bits("sqrt", fused, root)
-            ),
-            0,
-        )
-        names = frozenset(name for name in _EXAMPLES if _has_same_bits(name, fused, root))
+        how = _Rounding(not _has_same_bits("lerp", _Rounding(False, 0)), 0)
+        other = how._replace(sqrt=find_library_function("vmsSqrt"))
+        if _has_same_bits("sqrt", other):
+            how = other
+        names = frozenset(name for name in _EXAMPLES if _has_same_bits(name, how))
     different = sorted(set(_EXAMPLES) - names)
     if different:
         log.info("PyTorch rounds %s differently from the C core", ", ".join(different))
-    return _Rounding(fused, root, names)
+    return how._replace(names=names)
 
 
 def find_library_function(name: str) -> int:
@@ -302,25 +271,20 @@ _EXAMPLES: dict[str, tuple[Callable[[Any, Any, Any, float], Any], int, bool]] = 
     "addcmul": (lambda a, b, c, x: a.addcmul(b, c, value=x), 3, True),
     "addcdiv": (lambda a, b, c, x: a.addcdiv(b, c, value=x), 3, True),
     "relu": (lambda a, b, c, x: a.relu(), 1, False),
-    "threshold_backward": (
-        lambda a, b, c, x: torch.ops.aten.threshold_backward(a, b, x),
-        2,
-        True,
-    ),
+    "threshold_backward": (lambda a, b, c, x: torch.ops.aten.threshold_backward(a, b, x), 2, True),
 }
 
 _SIZES = (7, 1511)
 _NUMBERS = (0.1, 0.9, -0.00103, 0.0)
 
 
-def _has_same_bits(name: str, fused: bool, sqrt: int) -> bool:
+def _has_same_bits(name: str, how: _Rounding) -> bool:
     function, operands, numbered = _EXAMPLES[name]
-    how = _Rounding(fused, sqrt, frozenset())
     for size in _SIZES:
         a, b, c = (example_values(size, seed) for seed in (3, 5, 7))
         for x in _NUMBERS if numbered else (0.0,):
-            operation = Operation(name, torch.empty(size), (a, b, c)[:operands])
-            operation.number = x if numbered else None
+            number = x if numbered else None
+            operation = Operation(name, torch.empty(size), (a, b, c)[:operands], number)
             Block([operation], how).run()
             if not have_same_floats(operation.out, function(a, b, c, x)):
                 return False

@@ -18,10 +18,9 @@ import torch
 
 from cerebro.arguments import check_whole_number
 from cerebro.data import Dataset
-from cerebro.data.derivation import make_derivation
 from cerebro.data.derive import parse_budget
 from cerebro.errors import InputError
-from cerebro.model import Columns, column_names
+from cerebro.model import Columns
 from cerebro.report.format import duration, size
 from cerebro.torch.trunk import Trunk, check_images
 
@@ -161,26 +160,15 @@ def choose_layers(
     once = np.where(sets, compute, 0).max(axis=1, initial=0)
     seconds = once + np.where(sets, uses * load, uses * compute).sum(axis=1)
     best = np.lexsort(((sets * nbytes).sum(axis=1), seconds))[0]
-    return tuple(name for name, stored in zip(names, sets[best], strict=True) if stored), float(
-        seconds[best]
-    )
+    chosen = tuple(name for name, stored in zip(names, sets[best], strict=True) if stored)
+    return chosen, float(seconds[best])
 
 
 def _measure(
     images: Dataset, trunk: Trunk, batch_size: int, trials: Mapping[str, int]
 ) -> dict[str, LayerCost]:
     """Measure a batch several times; return the costs for all rows, in the network's order."""
-    work = make_derivation(
-        images,
-        trunk,
-        reads=column_names("inputs", trunk.inputs),
-        batch_size=batch_size,
-        framework="torch",
-        device=trunk.device,
-        copies=0,
-        seed=0,
-        dtypes=None,
-    )
+    work = trunk.derive(images, batch_size, copies=0, seed=0, dtypes=None)
     batches = work.batches(images.view.parts, 0, None)
     outputs: dict[str, Any] = {}
     rows = 1

@@ -12,15 +12,9 @@ import torch
 
 from cerebro.arguments import check_whole_number
 from cerebro.data import Dataset
-from cerebro.data.derivation import MakesShards, check_executor, make_derivation
-from cerebro.data.derive import (
-    Recipe,
-    check_budget,
-    make_recipe,
-    parse_budget,
-    write,
-)
+from cerebro.data.derive import check_budget, make_recipe, parse_budget, write
 from cerebro.data.manifest import FILE_NAME
+from cerebro.data.derivation import MakesShards, check_executor
 from cerebro.errors import InputError
 from cerebro.machine.devices import explain_gpu_memory_errors, use_device
 from cerebro.machine.files import path_of
@@ -77,9 +71,7 @@ class Features(Dataset):
         InputError
             The head takes a column that is not an output of the trunk.
         """
-        columns: Any = inputs
-        if columns is None:
-            columns = getattr(model, "inputs", None)
+        columns: Any = getattr(model, "inputs", None) if inputs is None else inputs
         if columns is None:
             if len(self.layers) != 1:
                 raise InputError(
@@ -113,11 +105,8 @@ class WholeNetwork(torch.nn.Module):  # type: ignore[misc]
         stored: Mapping[str, torch.dtype],
     ) -> None:
         super().__init__()
-        self.trunk = trunk
-        self.head = head
-        self._layers = dict(layers)
-        self._inputs = inputs
-        self._stored = dict(stored)
+        self.trunk, self.head = trunk, head
+        self._layers, self._inputs, self._stored = dict(layers), inputs, dict(stored)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         outputs = outputs_of(self.trunk, named or inputs, self._layers)
@@ -212,7 +201,7 @@ def features(
         A file of `images` is damaged.
     """
     trunk = Trunk(net, layers, inputs, check_whole_number("threads", threads, 1))
-    reads = column_names("inputs", inputs)
+    column_names("inputs", inputs)
     check_images(images)
     folder, limit = _choose_folder(images, path), parse_budget(budget)
     check_executor(executor, "features(executor=...)", trunk.device)
@@ -221,25 +210,16 @@ def features(
     # Workers with GPUs have a variable that cuBLAS reads; this process computes the same rows.
     as_workers = contextlib.nullcontext() if executor is None else use_device(trunk.device)
     with as_workers:
-        work = make_derivation(
-            images,
-            trunk,
-            reads=reads,
-            batch_size=batch_size,
-            framework="torch",
-            device=trunk.device,
-            copies=copies,
-            seed=seed,
-            dtypes=dtypes,
-        )
+        work = trunk.derive(images, batch_size, copies=copies, seed=seed, dtypes=dtypes)
         with explain_gpu_memory_errors(trunk.device, work.batch_size):
             same_bits = _compare_halves(trunk, next(iter(work.batches(images.view.parts, 0, None))))
         plan = make_recipe(work, trunk.identity(), keep=keep, says=SAYS)
-        target = _name_folder(images, plan) if folder is None else folder
+        name = f"{images.path.name}-features-{plan.fingerprint[:12]}"
+        target = images.path.with_name(name) if folder is None else folder
         if not (target / FILE_NAME).exists():
             check_budget(plan.nbytes, limit)
         result = Features(write(plan, target, progress, executor, trunk.threads, room=True))
-    result.view = result.view.keep_transforms(images.view, plan.kept)
+    result._take_transforms(images, plan.kept)
     result._trunk, result.layers, result.same_bits = trunk, dict(trunk.layers), same_bits
     return result
 
@@ -254,10 +234,6 @@ def _choose_folder(images: Dataset, path: Any) -> Path | None:
             "made beside their copy in the cache: give path=, a folder on a disk of this machine"
         )
     return None
-
-
-def _name_folder(images: Dataset, made: Recipe) -> Path:
-    return images.path.with_name(f"{images.path.name}-features-{made.fingerprint[:12]}")
 
 
 def _compare_halves(trunk: Trunk, batch: Mapping[str, Any]) -> dict[str, bool]:

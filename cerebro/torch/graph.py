@@ -21,14 +21,28 @@ import gc
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from cerebro.machine import generators
+from cerebro.torch.optimizer_step import are_different_objects, groups_of
+from cerebro.torch.step_state import (
+    Batch,
+    Copied,
+    Different,
+    Gradients,
+    StepState,
+    Values,
+    copy_values,
+    describe_error,
+    fill,
+    have_same_bits,
+    shape_of,
+)
 
 WARM_UP = 3
 """The number of ordinary steps with batches of one shape before the step is captured."""
@@ -46,30 +60,6 @@ ABOUT_WATCHING = "Synchronization debug mode"
 
 log = logging.getLogger("cerebro.torch")
 
-Batch = dict[str, Any]
-Values = dict[str, Any]
-
-
-class Recorder(Protocol):
-    """Record work on a device and repeat it: `CudaRecorder`, or a stand-in in tests."""
-
-    def warm(self, work: Callable[[], Any]) -> Any:
-        """Run `work` on the capture stream."""
-
-    def run_watched(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
-        """Run `work` as `warm` does; return its result, and the first line that waits for the GPU.
-
-        The line is None if nothing waits.
-        """
-
-    def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None], int]:
-        """Record `work` without running it on the device.
-
-        Return the tensors of its result, a function that replays the work and fills them, and the
-        bytes of memory that only this work uses.
-        """
-
-
 _streams: dict[tuple[Any, int], Any] = {}
 """The capture stream by device and stream of replays. Models that replay on the same stream share
 it, because cuBLAS keeps a workspace of some MB for every stream. Models that replay on different
@@ -80,7 +70,7 @@ _failed: list[Any] = []
 
 
 class CudaRecorder:
-    """Captures on a private stream, and replays on the current stream."""
+    """Records work on a private stream, and repeats it on the current stream."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
@@ -96,6 +86,7 @@ class CudaRecorder:
         return self._device, torch.cuda.current_stream(self._device).cuda_stream
 
     def warm(self, work: Callable[[], Any]) -> Any:
+        """Run `work` on the capture stream."""
         current, stream = torch.cuda.current_stream(self._device), self._stream
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
@@ -104,6 +95,10 @@ class CudaRecorder:
         return result
 
     def run_watched(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
+        """Run `work` as `warm` does; return its result, and the first line that waits for the GPU.
+
+        The line is None if nothing waits.
+        """
         before = torch.cuda.get_sync_debug_mode()
         place = None
         with warnings.catch_warnings(record=True) as caught:
@@ -125,6 +120,11 @@ class CudaRecorder:
         return result, place
 
     def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None], int]:
+        """Record `work` without running it on the device.
+
+        Return the tensors of its result, a function that replays the work and fills them, and the
+        bytes of memory that only this work uses.
+        """
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self._device)
         try:
@@ -171,28 +171,13 @@ class CudaRecorder:
 @contextmanager
 def _no_collections() -> Iterator[None]:
     # The garbage collector would destroy the graphs of dropped models. This invalidates a capture.
-    if not gc.isenabled():
-        yield
-        return
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
-
-
-class Different(Exception):
-    """A graph differs from the ordinary step."""
-
-
-def groups_of(optimizers: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the current parameter groups; ``Optimizer.load_state_dict`` replaces them."""
-    return [group for item in optimizers for group in item.param_groups]
-
-
-def are_different_objects(now: Sequence[Any], before: Sequence[Any]) -> bool:
-    """Return whether two lists contain different objects, compared by identity."""
-    return len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True))
+        if was_enabled:
+            gc.enable()
 
 
 class GraphedStep:
@@ -207,13 +192,13 @@ class GraphedStep:
         step: Callable[[Batch], Values],
         modules: Sequence[Any],
         optimizers: Sequence[Any],
-        recorder: Recorder,
+        recorder: CudaRecorder,
         drop_gradients: Callable[[], None],
     ) -> None:
         self._step = step
         self._drop_gradients = drop_gradients
         self._optimizers = optimizers
-        self._state = LiveState(modules, optimizers)
+        self._state = StepState(modules, optimizers, Gradients(()))
         self._rates = Rates(optimizers)
         self._recorder = recorder
         self._seen: dict[Any, int] = {}
@@ -236,7 +221,7 @@ class GraphedStep:
         self._seen[shape] = seen + 1
         if seen < WARM_UP:
             return self._recorder.warm(lambda: self._run_ordinary(batch))  # type: ignore[no-any-return]
-        return self._capture_and_compare(batch, shape)
+        return self._run_compared(batch, None)
 
     @property
     def held_bytes(self) -> int:
@@ -272,47 +257,41 @@ class GraphedStep:
 
     # --- capture and proof -------------------------------------------------
 
-    def _capture_and_compare(self, batch: Batch, shape: Any) -> Values:
-        before = self._copy_state()
-        values, waits = self._recorder.run_watched(lambda: self._run_ordinary(batch))
-        if waits is not None:
-            self._refuse(f"it waits for the GPU at {waits}")
-        after = None if self.refusal is not None else self._copy_state()
-        if before is None or after is None:
+    def _run_compared(self, batch: Batch, graph: _Graph | None) -> Values:
+        """Take an ordinary step, and replay it from the same state; first capture it, if needed."""
+        with self._state.list_once():
+            before = self._copy_state()
+            if graph is None:
+                values, waits = self._recorder.run_watched(lambda: self._run_ordinary(batch))
+                if waits is not None:
+                    self._refuse(f"it waits for the GPU at {waits}")
+            else:
+                values = self._run_ordinary(batch)
+            if self.refusal is None and not self._state.is_as_listed():
+                self._refuse("it is not the ordinary step: the step replaces its tensors")
+            after = None if self.refusal is not None else self._copy_state()
+            if before is None or after is None:
+                return values  # type: ignore[no-any-return]
+            try:
+                self._state.restore(before)
+                if graph is None:
+                    graph = self._graph = self._capture(batch)
+                    self._state.restore(before)
+                self._compare(batch, graph, values, after)
+            except Exception as error:
+                self._give_up(error, after)
             return values  # type: ignore[no-any-return]
-        try:
-            if before.places != after.places:
-                raise Different("the step replaces its tensors")
-            self._state.restore(before)
-            self._graph = self._capture(batch, shape)
-            self._state.restore(before)
-            self._compare(batch, self._graph, values, after)
-        except Exception as error:
-            self._give_up(error, after)
-        return values  # type: ignore[no-any-return]
 
-    def _capture(self, batch: Batch, shape: Any) -> _Graph:
-        static = {name: _make_static(value) for name, value in batch.items()}
+    def _capture(self, batch: Batch) -> _Graph:
+        tensors = {n: v for n, v in batch.items() if isinstance(v, torch.Tensor)}
+        static = batch | {name: torch.empty_like(value) for name, value in tensors.items()}
         fill(static, batch)
         self._rates.fill()
         values, replay, held = self._recorder.capture(lambda: self._run_ordinary(static))
         settings, places = _settings_of(self._optimizers), self._state.places()
-        return _Graph(shape, static, values, replay, settings, places, held)
+        return _Graph(shape_of(batch), settings, places, held, static, values, replay)
 
-    def _run_compared(self, batch: Batch, graph: _Graph) -> Values:
-        before = self._copy_state()
-        values = self._run_ordinary(batch)
-        after = None if before is None else self._copy_state()
-        if before is None or after is None:
-            return values
-        try:
-            self._state.restore(before)
-            self._compare(batch, graph, values, after)
-        except Exception as error:
-            self._give_up(error, after)
-        return values
-
-    def _copy_state(self) -> Taken | None:
+    def _copy_state(self) -> Copied | None:
         """Return a copy of the state; if memory is short, refuse the graph and return None."""
         try:
             return self._state.copy_values()
@@ -320,7 +299,7 @@ class GraphedStep:
             self._refuse("there is not enough memory to compare it with the ordinary step")
             return None
 
-    def _compare(self, batch: Batch, graph: _Graph, values: Values, after: Taken) -> None:
+    def _compare(self, batch: Batch, graph: _Graph, values: Values, after: Copied) -> None:
         """Replay from the current state; raise `Different` unless it gives `values` and `after`."""
         self._rates.fill()
         replayed = graph.replay(batch)
@@ -330,13 +309,12 @@ class GraphedStep:
         self._state.require(after)
         self._compared += 1
 
-    def _give_up(self, error: Exception, after: Taken) -> None:
+    def _give_up(self, error: Exception, after: Copied) -> None:
         """Continue with ordinary steps from `after`, the state after the last ordinary step."""
         if isinstance(error, Different):
             self._refuse(f"it is not the ordinary step: {error}")
         else:
-            text = " ".join(str(error).split())[:300]
-            self._refuse(f"it cannot be captured: {type(error).__name__}: {text}")
+            self._refuse(describe_error("it cannot be captured", error))
         self._drop_gradients()
         self._state.restore(after)
 
@@ -351,29 +329,20 @@ class GraphedStep:
         self._seen.clear()
 
 
+@dataclass
 class _Graph:
-    def __init__(
-        self,
-        shape: Any,
-        static: Batch,
-        values: Values,
-        replay: Callable[[], None],
-        settings: Any,
-        places: Any,
-        held_bytes: int,
-    ) -> None:
-        self.held_bytes = held_bytes
-        self.shape = shape
-        self.settings = settings
-        self.places = places
-        self._static = static
-        self._values = values
-        self._replay = replay
+    shape: Any
+    settings: Any
+    places: Any
+    held_bytes: int
+    static: Batch
+    values: Values
+    run: Callable[[], None]
 
     def replay(self, batch: Batch) -> Values:
-        fill(self._static, batch)
-        self._replay()
-        return {name: clone_value(value) for name, value in self._values.items()}
+        fill(self.static, batch)
+        self.run()
+        return copy_values(self.values)
 
 
 # --- learning rates ------------------------------------------------------------
@@ -389,7 +358,7 @@ class Rates:
 
     def fill(self) -> None:
         """Copy the current rates into their tensors."""
-        for number, group in enumerate(self._groups()):
+        for number, group in enumerate(groups_of(self._optimizers)):
             rate = group["lr"]
             if isinstance(rate, torch.Tensor):
                 continue
@@ -406,7 +375,7 @@ class Rates:
         self.fill()
         replaced = [
             (group, group["lr"], self._tensors[number])
-            for number, group in enumerate(self._groups())
+            for number, group in enumerate(groups_of(self._optimizers))
             if not isinstance(group["lr"], torch.Tensor)
         ]
         for group, _, tensor in replaced:
@@ -416,9 +385,6 @@ class Rates:
         finally:
             for group, rate, _ in replaced:
                 group["lr"] = rate
-
-    def _groups(self) -> list[dict[str, Any]]:
-        return groups_of(self._optimizers)
 
 
 def make_capturable(optimizers: Sequence[Any]) -> None:
@@ -435,8 +401,7 @@ def _settings_of(optimizers: Sequence[Any]) -> list[dict[str, Any]]:
     """Return the settings that are constants in a graph."""
     settings = []
     for optimizer in optimizers:
-        free = {"params"} | ({"lr"} if type(optimizer) in TENSOR_RATES else set())
-        free |= {"initial_lr"}
+        free = {"params", "initial_lr"} | ({"lr"} if type(optimizer) in TENSOR_RATES else set())
         for group in optimizer.param_groups:
             constants = {key: value for key, value in group.items() if key not in free}
             settings.append({k: v for k, v in constants.items() if not isinstance(v, torch.Tensor)})
@@ -449,201 +414,3 @@ def _describe_change(before: list[dict[str, Any]], now: list[dict[str, Any]]) ->
             if old.get(key) != value:
                 return f"the optimizer's {key!r}"
     return "the optimizer"
-
-
-# --- everything that a step may change -------------------------------------------
-
-
-class Taken:
-    """A copy of a `LiveState`."""
-
-    def __init__(
-        self, tensors: list[Any], numbers: list[Any], places: Any, drawn: dict[str, Any]
-    ) -> None:
-        self.tensors = tensors
-        self.numbers = numbers
-        self.places = places
-        self.generators = drawn
-
-
-class StateParts:
-    """The tensors and numbers of modules and optimizers, and the random generators."""
-
-    def __init__(self, modules: Sequence[Any], optimizers: Sequence[Any]) -> None:
-        self._modules = modules
-        self._optimizers = optimizers
-
-    def places(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in self._tensors_without_names()]
-
-    def _read_generators(self) -> dict[str, Any]:
-        """Return the states of the random generators, by name."""
-        return generators.capture(True)
-
-    def _tensors(self) -> list[tuple[str, Any]]:
-        tensors: list[tuple[str, Any]] = []
-        for module in self._modules:
-            tensors += module.named_parameters()
-            tensors += module.named_buffers()
-        for optimizer in self._optimizers:
-            for number, entries in enumerate(optimizer.state.values()):
-                tensors += [
-                    (f"the optimizer's {key!r} of parameter {number}", value)
-                    for key, value in _list_items(entries)
-                    if isinstance(value, torch.Tensor)
-                ]
-        return tensors
-
-    def _tensors_without_names(self) -> list[Any]:
-        """Return the tensors of `_tensors` in the same order, but faster: names take time."""
-        tensors: list[Any] = []
-        for module in self._modules:
-            tensors += _tensors_of(module)
-        for optimizer in self._optimizers:
-            for entries in optimizer.state.values():
-                if isinstance(entries, Mapping):
-                    tensors += [v for v in entries.values() if isinstance(v, torch.Tensor)]
-        return tensors
-
-    def _numbers(self) -> list[tuple[Any, Any, Any]]:
-        return [
-            (entries, key, value)
-            for optimizer in self._optimizers
-            for entries in optimizer.state.values()
-            for key, value in _list_items(entries)
-            if isinstance(value, (int, float))
-        ]
-
-
-class LiveState(StateParts):
-    """The state of modules, optimizers and generators, which can be copied and restored."""
-
-    def copy_values(self) -> Taken:
-        tensors = [tensor.detach().clone() for _, tensor in self._tensors()]
-        numbers = [value for _, _, value in self._numbers()]
-        return Taken(tensors, numbers, self.places(), self._read_generators())
-
-    def restore(self, taken: Taken) -> None:
-        """Restore everything in place."""
-        with torch.no_grad():
-            for (_, tensor), value in zip(self._tensors(), taken.tensors, strict=True):
-                tensor.copy_(value)
-        for (entries, key, _), value in zip(self._numbers(), taken.numbers, strict=True):
-            entries[key] = value
-        generators.restore(taken.generators)
-
-    def require(self, taken: Taken) -> None:
-        """Raise `Different` unless all values equal those in `taken`, bit for bit."""
-        for (name, tensor), value in zip(self._tensors(), taken.tensors, strict=True):
-            if not have_same_bits(tensor, value):
-                raise Different(f"{name} of the graph differs")
-        if [value for _, _, value in self._numbers()] != taken.numbers:
-            raise Different("the optimizer counts its steps in host memory")
-        require_equal_generators(self._read_generators(), taken.generators)
-
-
-def require_equal_generators(now: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Raise `Different` unless two states of the random generators are equal."""
-    for name, state in expected.items():
-        if not are_equal_numbers(now[name], state):
-            raise Different(f"the step draws from a random generator of the host ({name})")
-
-
-_LISTS_TENSORS = ("named_parameters", "named_buffers", "_named_members", "named_modules")
-"""Methods of a module that decide which tensors it has."""
-
-
-def _tensors_of(module: Any) -> list[Any]:
-    kind, base = type(module), torch.nn.Module
-    if any(getattr(kind, name, None) is not getattr(base, name, None) for name in _LISTS_TENSORS):
-        named = [*module.named_parameters(), *module.named_buffers()]
-        return [tensor for _, tensor in named]
-    parts: dict[int, Any] = {}
-    if not _add_parts(module, parts):
-        parts = {id(part): part for part in module.modules()}
-    parameters: dict[int, Any] = {}
-    buffers: dict[int, Any] = {}
-    for part in parts.values():
-        for tensors, named in ((parameters, part._parameters), (buffers, part._buffers)):
-            for tensor in named.values():
-                if tensor is not None:
-                    tensors[id(tensor)] = tensor
-    return [*parameters.values(), *buffers.values()]
-
-
-def _add_parts(module: Any, parts: dict[int, Any]) -> bool:
-    """Add the modules of ``module.modules()`` in its order, but several times as fast.
-
-    Return whether all of them list their parts as `torch.nn.Module` does.
-    """
-    parts[id(module)] = module
-    for child in module._modules.values():
-        if child is not None and id(child) not in parts and not _add_parts(child, parts):
-            return False
-    return type(module).named_modules is _NAMED_MODULES
-
-
-_NAMED_MODULES = torch.nn.Module.named_modules
-
-
-def _list_items(entries: Any) -> list[tuple[Any, Any]]:
-    return list(entries.items()) if isinstance(entries, Mapping) else []
-
-
-# --- batches and values ------------------------------------------------------------
-
-
-def shape_of(batch: Batch) -> Any:
-    """Return the properties of a batch, apart from values, that a captured step depends on."""
-    return tuple(
-        (name, tuple(value.shape), value.dtype, value.stride())
-        if isinstance(value, torch.Tensor)
-        else (name, type(value), repr(value))
-        for name, value in batch.items()
-    )
-
-
-def _make_static(value: Any) -> Any:
-    return torch.empty_like(value) if isinstance(value, torch.Tensor) else value
-
-
-def fill(static: Batch, batch: Batch) -> None:
-    for name, value in batch.items():
-        if isinstance(value, torch.Tensor):
-            static[name].copy_(value, non_blocking=True)
-
-
-def clone_value(value: Any) -> Any:
-    """Return a copy that the next replay does not overwrite."""
-    if isinstance(value, tuple):
-        return tuple(clone_value(item) for item in value)
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
-"""The type of integers that has the bits of an element, by the element's size in bytes."""
-
-
-def have_same_bits(left: Any, right: Any) -> bool:
-    """Return whether two values have the same bits."""
-    if isinstance(left, tuple) and isinstance(right, tuple):
-        return len(left) == len(right) and all(map(have_same_bits, left, right))
-    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
-        alike = left.shape == right.shape and left.element_size() == right.element_size()
-        return alike and bool(torch.equal(_bits(left), _bits(right)))
-    return bool(left == right)
-
-
-def _bits(tensor: Any) -> Any:
-    flat = tensor.detach().contiguous().reshape(-1)
-    # Whole words compare several times as fast as bytes.
-    return flat.view(_WORDS[flat.element_size()]) if flat.numel() else flat
-
-
-def are_equal_numbers(left: Any, right: Any) -> bool:
-    """Return whether two parts of a random generator's state are equal."""
-    if left is right:
-        return True
-    if isinstance(left, torch.Tensor):
-        return bool(torch.equal(left, right))
-    return bool((left == right).all() if hasattr(left, "shape") else left == right)

@@ -14,10 +14,8 @@ further training depends on.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,20 +24,17 @@ import cerebro._core as _core
 from cerebro.arguments import TORCH_MODEL, check_real_number, check_whole_number, explain_keywords
 from cerebro.data import Dataset
 from cerebro.data.depots import move_batch
-from cerebro.errors import InputError, StateError
+from cerebro.errors import InputError
 from cerebro.machine.devices import build_device
 from cerebro.model import (
-    BaseModel,
     Batch,
     Columns,
     Words,
     check_batch,
     check_metrics,
     column_names,
-    loss_of,
-    make_getter,
+    make_forward,
 )
-from cerebro.torch import optimizer_step
 from cerebro.torch.arguments import (
     check_countable,
     check_functions,
@@ -52,50 +47,26 @@ from cerebro.torch.arguments import (
     check_train_step,
     make_amp,
     name_epoch_metrics,
-    needs_metric,
     split_metrics,
 )
-from cerebro.torch.graph import CudaRecorder, GraphedStep, Recorder, make_capturable
-from cerebro.torch.outputs import copy_to_host, detach_value, join_outputs, to_float32
-from cerebro.torch.parameter_order import (
-    ParameterNames,
-    in_fixed_order,
-    in_own_order,
-)
-from cerebro.torch.place import place
+from cerebro.torch.graph import CudaRecorder, GraphedStep, make_capturable
+from cerebro.torch.network import Network, is_channels_last, place
+from cerebro.torch.objective import Meters, Objective
+from cerebro.torch.outputs import TorchModel, to_float32
+from cerebro.torch.parameter_order import in_fixed_order, in_own_order
 from cerebro.torch.recorded_step import RecordedStep
-from cerebro.torch.row_weights import check_column, check_weight, weighted_mean
-from cerebro.torch.state import (
-    collect_states,
-    frozen_names,
-    gradients_of,
-    load_clone,
-    load_gradients,
-    load_net,
-    load_optimizer,
-    load_scheduler,
-    optimizer_state,
-    scheduler_state,
-    split_state,
-)
-from cerebro.torch.torchmetrics import (
-    Metrics,
-    accumulates,
-    extract_numbers,
-    flatten_collections,
-    is_metric,
-    is_updated,
-    reset,
-)
+from cerebro.torch.row_weights import check_column, check_weight
+from cerebro.torch.state import load_clone, require_parts
+from cerebro.torch.torchmetrics import Metrics
+from cerebro.torch.updates import Updates
 
 # Methods that get whole batches if a subclass or a user replaces them.
 _SEE_BATCHES = ("train_batch", "eval_batch", "predict_batch", "evaluate")
 
-# Returns values by metric, the loss with its graph (or None), the output and the target.
-_Objective = Callable[[Batch], tuple[dict[str, Any], Any, Any, Any]]
+Values = dict[str, Any]
 
 
-class Model(BaseModel):
+class Model(TorchModel):
     """A network with its optimizer, loss and schedule.
 
     Parameters
@@ -210,9 +181,7 @@ class Model(BaseModel):
         An argument is invalid; the message says which and why.
     """
 
-    framework = "torch"
     overlaps = True  # other units may run between its batches; see `cerebro.machine.turns`
-    loads_in_place = True
     _steps_by_update = False  # whether scheduler_step="batch" means after every update
     _made_by = "cerebro.torch.Model"  # the function that the user has called
 
@@ -256,72 +225,88 @@ class Model(BaseModel):
         weight: str | None = None,
     ) -> None:
         check_net(net)
-        self.net, self._loss = net, loss
-        self._inputs, self._target, self._weight = inputs, target, weight
-        self._step, self._train_step, self._augment = step, train_step, augment
-        self._metrics, self._accumulating = split_metrics(metrics)
-        self._epoch_metrics = name_epoch_metrics(epoch_metrics)
-        self._clip_norm = check_real_number("clip_norm", clip_norm, above=0, optional=True)
-        self.accumulate = check_whole_number("accumulate", accumulate, 1, math.inf)
-        self._optimizers = check_optimizers(optimizer, net, loss)
-        self._schedulers = check_schedulers(scheduler, self._optimizers)
-        self._scheduler_step = check_scheduler_step(scheduler_step, self._schedulers)
-        all_metrics = {**self._metrics, **self._accumulating}
-        metered = {f"metrics.{name}": metric for name, metric in self._accumulating.items()}
-        self._meters = Metrics({"net": net, "loss": loss, **metered})
-        self._returned: dict[str, str] = {}  # metrics that step returned: their paths by name
-
+        functions, accumulating = split_metrics(metrics)
+        whole = name_epoch_metrics(epoch_metrics)
+        clip_norm = check_real_number("clip_norm", clip_norm, above=0, optional=True)
+        accumulate = check_whole_number("accumulate", accumulate, 1, math.inf)
+        optimizers = check_optimizers(optimizer, net, loss)
+        schedulers = check_schedulers(scheduler, optimizers)
+        check_scheduler_step(scheduler_step, schedulers)
+        metered = Metrics(
+            {"net": net, "loss": loss, **{f"metrics.{name}": m for name, m in accumulating.items()}}
+        )
         check_graph(graph, amp)
         check_state(state)
-        check_metrics(loss, step, all_metrics, self._epoch_metrics)
-        check_countable(graph, self._meters)
+        check_metrics(loss, step, {**functions, **accumulating}, whole)
+        check_countable(graph, metered)
         if train_step is not None:
-            check_train_step(
-                clip_norm=self._clip_norm, accumulate=self.accumulate, amp=amp, graph=graph
-            )
+            check_train_step(clip_norm=clip_norm, accumulate=accumulate, amp=amp, graph=graph)
         check_functions({"step": step, "train_step": train_step, "augment": augment, "loss": loss})
         column_names("inputs", inputs)
         column_names("target", target)
         if weight is not None:
             check_weight(weight, loss, step or train_step)
+        others = (loss, *functions.values(), *accumulating.values(), *whole.values())
+        place(net, optimizers, others, build_device())
 
-        others = (loss, *all_metrics.values(), *self._epoch_metrics.values())
-        place(net, self._optimizers, others, build_device())
-        self._parameters = _all_parameters(net, self._optimizers)
-        self._names = ParameterNames(net, loss)
-        self._built_with = len(self._parameters)
-        self._grown: list[Any] = []  # parameters of layers that were added in training
-        self.channels_last = any(map(_is_channels_last, net.parameters()))
-        self._device = self._parameters[0].device
-        self._on_gpu = self._device.type == "cuda"
-        self._partial = state == "trainable"
-        # The size of the state tells how much memory a model uses, but these are not in the state.
-        frozen = [*net.buffers(), *(p for p in net.parameters() if not p.requires_grad)]
-        self._frozen_bytes = sum(t.nbytes for t in frozen) if self._partial else 0
-        self._autocast, self._scaler = make_amp(amp, self._device.type)
-        self._in_core = graph is None and self._device.type == "cpu"
-        self._no_grad = torch.no_grad()
-
-        self._keep_evaluating = _evaluating_parts(net)
-        self._trained_as_built: list[tuple[str, Any, bool]] = []  # known after build
-        self._set_training_mode()
-        self._pending = 0  # batches since the last update
-        self._windows: Iterator[int] = iter(())  # batches of each update that the unit has left
-        self._window = self.accumulate
-        self._scheduler_due = False
-        self._objective = self._compile_objective()
+        self.net = net
+        self._inputs, self._target = inputs, target
+        self._step, self._train_step, self._augment = step, train_step, augment
+        self._optimizers, self._schedulers = optimizers, schedulers
+        self.channels_last = any(map(is_channels_last, net.parameters()))
+        self._network = Network(net, loss, optimizers, is_partial=state == "trainable")
+        self._device = self._network.device
+        on_cpu = self._device.type == "cpu"
+        autocast, scaler = make_amp(amp, self._device.type)
+        self._meters = Meters(metered, accumulating, whole)
+        self._objective = Objective(
+            net,
+            self._make_forward(),
+            loss=loss,
+            metrics=functions,
+            meters=self._meters,
+            step=step,
+            target=target,
+            weight=weight,
+            autocast=autocast,
+        )
+        self._updates = Updates(
+            self._network,
+            optimizers,
+            schedulers,
+            scheduler_step=scheduler_step,
+            steps_by_update=self._steps_by_update,
+            clip_norm=clip_norm,
+            accumulate=accumulate,
+            scaler=scaler,
+            in_core=graph is None and on_cpu,
+        )
+        self._network.set_training_mode()
         self._graphed: GraphedStep | None = None
         self._recorded: tuple[RecordedStep, ...] = ()
-        self._train = self._compile(graph)
+        if graph and self._device.type == "cuda":
+            if accumulate != 1:
+                raise InputError("graph=True on a GPU replays whole steps: leave out accumulate")
+            make_capturable(optimizers)
+            self._train = self._compile_graphed(CudaRecorder(self._device))
+        elif train_step is not None:
+            self._train = self._compile(self._call_train_step)
+        else:
+            self._train = self._compile(self._take_step)
+            if graph and on_cpu:
+                self.record()
+
+    @property
+    def accumulate(self) -> int:
+        """Batches per update; see the argument."""
+        return self._updates.accumulate
 
     def bind_info(self, info: Any) -> None:
         """Check the weights of the training data; note which parameters `build` has frozen."""
-        self._trained_as_built = [
-            (name, parameter, parameter.requires_grad)
-            for name, parameter in self.net.named_parameters()
-        ]
-        if self._weight is not None and isinstance(info.data, Dataset):
-            check_column(info.data, self._weight)
+        self._network.note_flags()
+        weight = self._objective.weight
+        if weight is not None and isinstance(info.data, Dataset):
+            check_column(info.data, weight)
 
     # --- training and evaluation ----------------------------------------------
 
@@ -339,8 +324,7 @@ class Model(BaseModel):
             The loss, a detached 0-d tensor, and the metrics. With `weight` the loss is a pair with
             the sum of the batch's weights.
         """
-        if self._on_gpu:
-            batch = self._place_batch(batch)
+        batch = self._place_batch(batch)
         try:
             return self._train(batch)
         except KeyError:
@@ -366,22 +350,16 @@ class Model(BaseModel):
         update has about `accumulate` batches. Without this call it has as many, and the last one of
         a unit what is left.
         """
-        self._add_new_parameters()
-        if self.accumulate != 1:
-            self._windows = iter(updates)
-            self._window = next(self._windows, self.accumulate)
+        if self._network.add_new_parameters():
+            for recorded in self._recorded:
+                recorded.refuse("layers were added in training")
+        self._updates.begin_unit(updates)
 
     def end_unit(self) -> None:
         """Make an update that is still pending: a window of `accumulate` ends with its unit."""
-        self._windows, self._window = iter(()), self.accumulate
         for recorded in self._recorded:
             recorded.request_check()
-        if self._pending:
-            self._update()
-            if self._steps_by_update and self._scheduler_step == "batch":
-                self._step_schedulers()
-        if self._scheduler_due:
-            self._step_schedulers()
+        self._updates.end_unit()
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Step the schedulers that step once per epoch; compute and reset torchmetrics metrics.
@@ -404,19 +382,10 @@ class Model(BaseModel):
             The scheduler follows a metric that is not in `metrics`.
         """
         self.end_unit()
-        computed = self._compute_meters()
+        computed = self._meters.compute()
         self._meters.reset()
-        self._returned = {}
-        metrics = {**{f"train_{name}": value for name, value in computed.items()}, **metrics}
-        if self._scheduler_step == "epoch":
-            self._step_schedulers()
-        elif self._scheduler_step != "batch":
-            value = _find_metric(self._scheduler_step, metrics)
-            for scheduler in self._schedulers:
-                if needs_metric(scheduler):
-                    scheduler.step(value)
-                else:  # would take the value for the epoch's number
-                    scheduler.step()
+        named = {f"train_{name}": value for name, value in computed.items()}
+        self._updates.end_epoch({**named, **metrics})
         return computed
 
     def eval_batch(self, batch: Batch) -> dict[str, Any]:
@@ -431,70 +400,25 @@ class Model(BaseModel):
             return self._recorded[1](batch)
         if not self._meters:
             return self._measure(batch)[0]
-        with self._metering():
-            return {**self._measure(batch)[0], **self._compute_meters()}
+        with self._meters.set_aside():
+            return {**self._measure(batch)[0], **self._meters.compute()}
 
     @property
     def evaluates_whole(self) -> bool:
         """Whether some metrics are not means over batches."""
-        return bool(self._epoch_metrics or self._meters)
+        return self._meters.needs_outputs or bool(self._meters)
 
     @property
     def _keeps_outputs(self) -> bool:
-        return bool(self._epoch_metrics)
+        return self._meters.needs_outputs
 
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> dict[str, float]:
         """Return the loss and all metrics over all rows; see `cerebro.model.BaseModel.evaluate`."""
         if not self._meters:
             return super().evaluate(data, batch_size=batch_size)
-        with self._metering():
+        with self._meters.set_aside():
             means = super().evaluate(data, batch_size=batch_size)
-            return {**means, **self._compute_meters()}
-
-    @contextlib.contextmanager
-    def _metering(self) -> Iterator[None]:
-        """Reset torchmetrics metrics for this block, and restore their states at the end."""
-        returned, self._returned = self._returned, {}
-        try:
-            with self._meters.set_aside():
-                yield
-        finally:
-            self._returned = returned
-
-    def _compute_meters(self) -> dict[str, float]:
-        """Return the values of the torchmetrics metrics that have accumulated batches."""
-        values: dict[str, float] = {}
-        with self._no_grad:
-            for name, metric in self._accumulating.items():
-                if is_updated(metric):
-                    values.update(extract_numbers(name, metric.compute(), metric))
-            for name, path in self._returned.items():
-                metric = self._meters.metric(path)
-                values.update(extract_numbers(name, metric.compute(), metric))
-        return values
-
-    def replays_for(self, step: Any) -> list[_core.Replay] | None:
-        """Return the recorded steps that may replace calls of `train_batch` or `eval_batch`.
-
-        The epoch runner runs them without Python code. The list changes as steps are recorded or
-        dropped. None: every batch needs a call of the method.
-
-        Parameters
-        ----------
-        step
-            The method of this model: `train_batch` or `eval_batch`.
-        """
-        if not self._recorded:
-            return None
-        function = getattr(step, "__func__", None)
-        if function is Model.eval_batch:
-            return self._recorded[1].ready
-        by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
-        if function is not Model.train_batch or by_batch:
-            return None
-        if self.accumulate != 1 or self._augment is not None:
-            return None
-        return self._recorded[0].ready
+            return {**means, **self._meters.compute()}
 
     @property
     def columns_read(self) -> list[str] | None:  # type: ignore[override]
@@ -503,8 +427,9 @@ class Model(BaseModel):
             return None
         if self._step or self._train_step or self._augment:
             return None
-        read = [*column_names("inputs", self._inputs), *column_names("target", self._target)]
-        return read if self._weight is None else [*read, self._weight]
+        weight = self._objective.weight
+        names = [*column_names("inputs", self._inputs), *column_names("target", self._target)]
+        return names if weight is None else [*names, weight]
 
     @property
     def inputs(self) -> Columns:
@@ -517,22 +442,18 @@ class Model(BaseModel):
 
         They belong to recorded steps, and to weights that the state leaves out.
         """
+        recorded = sum(step.held_bytes for step in self._recorded)
         graphed = 0 if self._graphed is None else self._graphed.held_bytes
-        recorded = sum(recorded.held_bytes for recorded in self._recorded)
-        return self._frozen_bytes + graphed + recorded
+        return self._network.frozen_bytes + recorded + graphed
 
     def predict_batch(self, batch: Batch) -> Any:
         """Return the network's output for a batch, in evaluation mode, without gradients."""
         if self.net.training:
             self.net.eval()
-        if self._on_gpu:
-            batch = self._place_batch(batch)
+        batch = self._place_batch(batch)
         try:
-            with self._no_grad:
-                if self._autocast is None:
-                    return self._forward(batch)
-                with self._autocast:
-                    return self._forward(batch)
+            with torch.no_grad():
+                return self._objective.predict(batch)
         except KeyError:
             self._explain_missing_column(batch, with_target=False)
             raise
@@ -550,37 +471,13 @@ class Model(BaseModel):
         this call ends an open window of `accumulate` (see :meth:`end_unit`).
         """
         self.end_unit()
-        net = dict(self.net.state_dict())
-        if self._partial:
-            for name in frozen_names(self.net):
-                net.pop(name, None)
-        state: dict[str, Any] = {"net": net}
-        if self._partial:  # for code that reads states without the model
-            state["partial"] = True
-        state["optimizer"] = collect_states(self._optimizer_state, self._optimizers)
-        if self._schedulers:
-            state["scheduler"] = collect_states(scheduler_state, self._schedulers)
-        if self._scaler is not None:
-            state["scaler"] = self._scaler.state_dict()
-        if isinstance(self._loss, torch.nn.Module):
-            loss = dict(self._loss.state_dict())
-            if loss:
-                state["loss"] = loss
+        network = self._network
+        state = network.weights() | self._updates.state_dict() | network.weights_of_loss()
         if self._meters:
-            state["metrics"] = {
-                "metrics": self._meters.state_dict(),
-                "returned": dict(self._returned),
-            }
+            state["metrics"] = self._meters.state_dict()
         if self._train_step is not None:
-            state["gradients"] = gradients_of(self._parameters, self._names)
-        changed = {
-            name: parameter.requires_grad
-            for name, parameter, built in self._trained_as_built
-            if parameter.requires_grad != built
-        }
-        if changed:
-            state["requires_grad"] = changed
-        return state
+            state["gradients"] = network.gradients()
+        return state | network.changed_flags()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of an equally built model; its tensors are copied, not kept.
@@ -593,43 +490,18 @@ class Model(BaseModel):
             The state is from a different network or optimizer, or the order differs and the
             parameters cannot be told apart.
         """
-        for part, there in (
-            ("net", True),
-            ("optimizer", True),
-            ("scheduler", self._schedulers),
-            ("metrics", self._meters),
-            ("gradients", self._train_step),
-        ):
-            if bool(there) != (part in state):
-                raise StateError(
-                    f"the state has {'no' if there else 'a'} {part!r}, unlike the model that build "
-                    "made: build must make the same model from the same configuration"
-                )
-        self._pending, self._scheduler_due = 0, False
+        parts = {"net": True, "optimizer": True, "scheduler": self._schedulers}
+        require_parts(state, {**parts, "metrics": self._meters, "gradients": self._train_step})
         if self._graphed is not None:
             self._graphed.request_check()
         for recorded in self._recorded:
             recorded.request_check()
-        self._drop_gradients()
-        changed = state.get("requires_grad", {})
-        for name, parameter, built in self._trained_as_built:
-            trained = changed.get(name, built)
-            if parameter.requires_grad != trained:
-                parameter.requires_grad = trained
-        load_net(self.net, state["net"], partial=self._partial)
-        state = in_own_order(state, self._optimizers, self._schedulers, self._names)
-        for optimizer, part in split_state(self._optimizers, state["optimizer"]):
-            load_optimizer(optimizer, part)
-        for scheduler, part in split_state(self._schedulers, state.get("scheduler")):
-            load_scheduler(scheduler, part)
-        if self._scaler is not None:
-            self._scaler.load_state_dict(state["scaler"])
-        if "loss" in state:
-            load_net(self._loss, state["loss"], partial=False)
+        self._network.load_weights(state)
+        state = in_own_order(state, self._optimizers, self._schedulers, self._network.names)
+        self._updates.load_state_dict(state)
         if self._meters:
-            self._meters.load_state_dict(state["metrics"]["metrics"])
-            self._returned = dict(state["metrics"]["returned"])
-        load_gradients(self._parameters, state.get("gradients", {}), self._names)
+            self._meters.load_state_dict(state["metrics"])
+        self._network.load_rest(state)
 
     def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Continue from another trial's state with this trial's hyperparameters.
@@ -641,11 +513,8 @@ class Model(BaseModel):
         learning rate, this trial's learning rate is scaled by the same factor until its own
         scheduler steps.
         """
-        state = in_own_order(state, self._optimizers, self._schedulers, self._names)
+        state = in_own_order(state, self._optimizers, self._schedulers, self._network.names)
         load_clone(self.load_state_dict, self._optimizers, self._schedulers, state)
-
-    def _optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        return optimizer_state(optimizer, self._names)
 
     def in_fixed_order(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state of this model in an order that is the same in every process."""
@@ -656,88 +525,87 @@ class Model(BaseModel):
         kinds = ", ".join(type(optimizer).__name__ for optimizer in self._optimizers)
         return f"cerebro.torch.Model({type(self.net).__name__}, {count:,} parameters, {kinds})"
 
-    # --- the parts of a training step -----------------------------------------
+    # --- a training step ------------------------------------------------------
 
-    def _compile(self, graph: bool | None) -> Callable[[Batch], dict[str, Any]]:
-        """Return the function that trains on a batch."""
-        if graph and self._on_gpu:
-            if self.accumulate != 1:
-                raise InputError("graph=True on a GPU replays whole steps: leave out accumulate")
-            make_capturable(self._optimizers)
-            return self._compile_graphed(CudaRecorder(self._device))
-        if self._train_step is not None:
-            return self._compile_own(self._train_step)
-        return self._compile_train(graph=graph if self._device.type == "cpu" else False)
+    def _compile(self, take: Callable[[Batch, int], Values]) -> Callable[[Batch], Values]:
+        """Return the function that trains on a batch; ``take(batch, phase)`` makes its step."""
+        net, network, updates, augment = self.net, self._network, self._updates, self._augment
 
-    def _compile_train(self, *, graph: bool | None) -> Callable[[Batch], dict[str, Any]]:
-        """Return the function that trains on a batch, with all settings resolved in advance."""
-        net, objective, augment = self.net, self._objective, self._augment
-        autocast, scaler, accumulate = self._autocast, self._scaler, self.accumulate
-        by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
-        by_update = self._steps_by_update
-        # A phase encodes the batch's position in its update, and by how many batches the update is
-        # longer than `accumulate`. Each phase has its own program. Phase 0 is the first batch of an
-        # update of the usual length.
-        longest = 2 * accumulate
-
-        def step(batch: Batch, phase: int) -> dict[str, Any]:
-            longer, pending = divmod(phase, longest)
-            window = accumulate + longer
-            if autocast is None:
-                values, loss, _, _ = objective(batch)
-            else:
-                with autocast:
-                    values, loss, _, _ = objective(batch)
-            if accumulate != 1:
-                loss = loss / window
-            (loss if scaler is None else scaler.scale(loss)).backward()
-            if pending + 1 == window:
-                self._update()
-            return values
-
-        # Torchmetrics metrics count batches in Python code, which a replayed step does not run.
-        take = self._record(step) if graph and not self._meters else step
-
-        def train(batch: Batch) -> dict[str, Any]:
+        def train(batch: Batch) -> Values:
             if not net.training:
-                self._set_training_mode()
-            if self._scheduler_due:
-                self._step_schedulers()
+                network.set_training_mode()
+            updates.catch_up()
             if augment is not None:
                 batch = augment(batch)
-            pending, window = self._pending, self._window
-            values = take(batch, pending + (window - accumulate) * longest)
-            self._pending = (pending + 1) % window
-            if self._pending == 0 and accumulate != 1:
-                self._window = next(self._windows, accumulate)
-            if by_batch and by_update:
-                if self._pending == 0:
-                    self._step_schedulers()
-            elif by_batch:
-                # The unit's next batch steps the schedulers. After the unit's last batch, end_unit
-                # makes a pending update first.
-                self._scheduler_due = True
-                if accumulate == 1:
-                    self._step_schedulers()
+            phase = updates.phase
+            values = take(batch, phase)
+            updates.end_batch(phase)
             return values
 
         return train
 
-    def _record(
-        self, step: Callable[[Batch, int], dict[str, Any]]
-    ) -> Callable[[Batch, int], dict[str, Any]]:
-        """Return `step` wrapped to be recorded and replayed; also wrap the evaluation step."""
+    def _take_step(self, batch: Batch, phase: int) -> Values:
+        values, loss, _, _ = self._objective(batch)
+        self._updates.add(loss, phase)
+        return values
 
-        def evaluate(batch: Batch, pending: int) -> dict[str, Any]:
-            return self._measure(batch)[0]
+    def _call_train_step(self, batch: Batch, phase: int) -> Values:
+        assert self._train_step is not None
+        returned = self._train_step(self.net, batch, *self._optimizers)
+        if returned is not None and not isinstance(returned, Mapping):
+            raise InputError(f"train_step must return a dict of metrics, not {returned!r}")
+        return self._meters.keep_returned(returned or {})
 
-        modules = [self.net, self._loss] if isinstance(self._loss, torch.nn.Module) else [self.net]
-        gathered = self._parameters if self.accumulate != 1 else ()
-        training = RecordedStep(
-            step, "training step", modules, self._optimizers, gathered, self._drop_gradients
+    def _compile_graphed(self, recorder: CudaRecorder) -> Callable[[Batch], Values]:
+        graphed = self._graphed = GraphedStep(
+            lambda batch: self._take_step(batch, 0),
+            self._network.parts,
+            self._optimizers,
+            recorder,
+            self._network.drop_gradients,
         )
-        self._recorded = (training, RecordedStep(evaluate, "evaluation", modules))
-        return training
+        return self._compile(lambda batch, phase: graphed(batch))
+
+    # --- recorded steps -------------------------------------------------------
+
+    @property
+    def may_be_recorded(self) -> bool:
+        """Whether `graph` was left open, and ``graph=True`` would record this model's steps."""
+        updates = self._updates
+        is_ordinary = self._train_step is None and not self._meters
+        return updates.in_core and updates.scaler is None and is_ordinary
+
+    def record(self) -> None:
+        """Record steps from now on, as with ``graph=True``."""
+        network = self._network
+        self._updates.in_core = False
+        gathered = network.parameters if self.accumulate != 1 else ()
+        drop = network.drop_gradients
+        training = RecordedStep(
+            self._take_step, "training step", network.parts, self._optimizers, gathered, drop
+        )
+        evaluation = RecordedStep(
+            lambda batch, phase: self._measure(batch)[0], "evaluation", network.parts
+        )
+        self._recorded = (training, evaluation)
+        self._train = self._compile(training)
+
+    def replays_for(self, step: Any) -> list[_core.Replay] | None:
+        """Return the recorded steps that may replace calls of `train_batch` or `eval_batch`.
+
+        The epoch runner runs them without Python code. The list changes as steps are recorded or
+        dropped. None: every batch needs a call of the method `step`.
+        """
+        if not self._recorded:
+            return None
+        function = getattr(step, "__func__", None)
+        if function is Model.eval_batch:
+            return self._recorded[1].unit.ready
+        if function is not Model.train_batch or self._updates.by_batch:
+            return None
+        if self.accumulate != 1 or self._augment is not None:
+            return None
+        return self._recorded[0].unit.ready
 
     def begin_recorded_unit(self, *, training: bool) -> None:
         """Begin a unit whose steps may be recorded."""
@@ -746,43 +614,26 @@ class Model(BaseModel):
         at_once = self.replays_for(self.train_batch if training else self.eval_batch) is not None
         if at_once and training != self.net.training:
             if training:
-                self._set_training_mode()
+                self._network.set_training_mode()
             else:
                 self.net.eval()
         self._recorded[0 if training else 1].begin_unit(at_once=at_once)
 
     def end_recorded_unit(self, *, training: bool) -> str | None:
-        """Compare the unit's replayed step with the ordinary step.
+        """Compare the unit's replayed step with the ordinary step, before :meth:`end_unit`.
 
-        Call this after the unit's last batch, before :meth:`end_unit`.
-
-        Returns
-        -------
-        str or None
-            How the steps differ; the unit's results may then be wrong. None if they are equal.
+        Return how they differ; the unit's results may then be wrong. None if they are equal.
         """
         if not self._recorded:
             return None
-        pending = self._pending
+        pending = self._updates.pending
         how = self._recorded[0 if training else 1].end_unit()
-        self._pending = pending
+        self._updates.pending = pending
         return how
 
     def has_failed_replay(self, *, training: bool) -> bool:
         """Return whether an exception in the unit is from a replayed step."""
-        return bool(self._recorded) and self._recorded[0 if training else 1].has_failed()
-
-    @property
-    def may_be_recorded(self) -> bool:
-        """Whether `graph` was left open, and ``graph=True`` would record this model's steps."""
-        return (
-            self._in_core and self._train_step is None and not self._meters and self._scaler is None
-        )
-
-    def record(self) -> None:
-        """Record steps from now on, as with ``graph=True``."""
-        self._in_core = False
-        self._train = self._compile_train(graph=True)
+        return bool(self._recorded) and self._recorded[0 if training else 1].unit.has_failed()
 
     @property
     def replays(self) -> int:
@@ -794,204 +645,24 @@ class Model(BaseModel):
         for recorded in self._recorded:
             recorded.refuse("it has differed from the ordinary step before")
 
-    def _compile_graphed(self, recorder: Recorder) -> Callable[[Batch], dict[str, Any]]:
-        net, objective, augment = self.net, self._objective, self._augment
-        by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
+    # --- evaluation and data --------------------------------------------------
 
-        def step(batch: Batch) -> dict[str, Any]:
-            with contextlib.nullcontext() if self._autocast is None else self._autocast:
-                values, loss, _, _ = objective(batch)
-            loss.backward()
-            self._update()
-            return values
+    def _make_forward(self) -> Callable[[Batch], Any]:
+        return make_forward(self.net, self._inputs)
 
-        modules = [net, self._loss] if isinstance(self._loss, torch.nn.Module) else [net]
-        graphed = GraphedStep(step, modules, self._optimizers, recorder, self._drop_gradients)
-        self._graphed = graphed
-
-        def train(batch: Batch) -> dict[str, Any]:
-            if not net.training:
-                self._set_training_mode()
-            if augment is not None:
-                batch = augment(batch)
-            values = graphed(batch)
-            if by_batch:
-                self._step_schedulers()
-            return values
-
-        return train
-
-    def _compile_own(
-        self, train_step: Callable[..., Mapping[str, Any] | None]
-    ) -> Callable[[Batch], dict[str, Any]]:
-        net, optimizers, augment = self.net, self._optimizers, self._augment
-        by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
-
-        def train(batch: Batch) -> dict[str, Any]:
-            if not net.training:
-                self._set_training_mode()
-            if augment is not None:
-                batch = augment(batch)
-            returned = train_step(net, batch, *optimizers)
-            if by_batch:
-                self._step_schedulers()
-            if returned is not None and not isinstance(returned, Mapping):
-                raise InputError(f"train_step must return a dict of metrics, not {returned!r}")
-            return self._values_of(returned or {})
-
-        return train
-
-    def _update(self) -> None:
-        self._pending = 0
-        scaler = self._scaler
-        if scaler is not None and self._clip_norm is not None:
-            for optimizer in self._optimizers:
-                scaler.unscale_(optimizer)
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
-        for optimizer in self._optimizers:
-            if scaler is not None:
-                scaler.step(optimizer)
-            elif self._in_core:
-                optimizer_step.make_step(optimizer)
-            else:
-                optimizer.step()
-        if scaler is not None:
-            scaler.update()
-        self._drop_gradients()
-
-    def _add_new_parameters(self) -> None:
-        """Note the parameters of layers that were added in training, in order of their names."""
-        ids = {id(parameter) for parameter in self._parameters}
-        everything = _all_parameters(self.net, self._optimizers)
-        new = [item for item in everything if id(item) not in ids]
-        if new:
-            for recorded in self._recorded:
-                recorded.refuse("layers were added in training")
-            self._grown = sorted(
-                [*self._grown, *new], key=lambda item: self._names.name_of(item) or ""
-            )
-            self._parameters[self._built_with :] = self._grown
-
-    def _drop_gradients(self) -> None:
-        # Include parameters without an optimizer: their gradients would accumulate, count in
-        # clip_norm, and be lost in a hop.
-        for parameter in self._parameters:
-            parameter.grad = None
-
-    def _step_schedulers(self) -> None:
-        self._scheduler_due = False
-        for scheduler in self._schedulers:
-            scheduler.step()
-
-    def _set_training_mode(self) -> None:
-        self.net.train()
-        for part in self._keep_evaluating:
-            part.training = False
-
-    def _compile_objective(self) -> _Objective:
-        self._forward = _make_forward(self.net, self._inputs)
-        if self._step is not None:
-            return self._step_objective
-        if self._target is None:
-            return self._targetless_objective
-        get_target, forward, no_grad = make_getter(self._target), self._forward, self._no_grad
-        loss_function, metrics = self._loss, list(self._metrics.items())
-        accumulating = list(self._accumulating.values())
-        needs_target = bool(metrics or accumulating or self._epoch_metrics)
-        weight, net = self._weight, self.net
-
-        def objective(batch: Batch) -> tuple[dict[str, Any], Any, Any, Any]:
-            output = forward(batch)
-            if loss_function is None:
-                target = get_target(batch) if needs_target else None
-                loss = loss_of(output)
-            else:
-                target = get_target(batch)
-                loss = loss_function(output, target)
-            if weight is None:
-                _check_loss(loss, loss_function)
-                values: dict[str, Any] = {"loss": loss.detach()}
-            else:
-                loss, total = weighted_mean(loss, batch, weight, required=net.training)
-                values = {"loss": (loss.detach(), total)}
-            if metrics:
-                with no_grad:
-                    for name, metric in metrics:
-                        values[name] = metric(output, target)
-            for metric in accumulating:
-                with no_grad:
-                    metric.update(output, target)
-            return values, loss, output, target
-
-        return objective
-
-    def _targetless_objective(self, batch: Batch) -> tuple[dict[str, Any], Any, Any, Any]:
-        output = self._forward(batch)
-        loss = loss_of(output) if self._loss is None else self._loss(output)
-        if self._weight is None:
-            _check_loss(loss, self._loss)
-            values: dict[str, Any] = {"loss": loss.detach()}
-        else:
-            loss, total = weighted_mean(loss, batch, self._weight, required=self.net.training)
-            values = {"loss": (loss.detach(), total)}
-        with self._no_grad:
-            for name, metric in self._metrics.items():
-                values[name] = metric(output)
-            for metric in self._accumulating.values():
-                metric.update(output)
-        return values, loss, output, None
-
-    def _step_objective(self, batch: Batch) -> tuple[dict[str, Any], Any, Any, Any]:
-        assert self._step is not None
-        returned = self._step(self.net, batch)
-        if not isinstance(returned, Mapping) or "loss" not in returned:
-            raise InputError(f"step must return a dict with 'loss', not {returned!r}")
-        loss = returned["loss"]
-        if isinstance(loss, tuple):
-            loss = loss[0]
-        if self.net.training and not isinstance(loss, torch.Tensor):
-            raise InputError(
-                f"step returned a loss of type {type(loss).__name__}, with which Cerebro cannot "
-                "call backward(): return the tensor itself, without .item(), float() or .numpy()"
-            )
-        return self._values_of(returned), loss, None, None
-
-    def _values_of(self, returned: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a step's values, detached; keep torchmetrics metrics for the end of the epoch."""
-        if not self._meters:
-            return {name: detach_value(value) for name, value in returned.items()}
-        values = {}
-        for name, value in flatten_collections(returned):
-            if not is_metric(value):
-                values[name] = detach_value(value)
-                continue
-            path = self._meters.name_of(value)
-            if path is None:
-                raise InputError(
-                    f"the step returned a {type(value).__name__} as {name!r}, which is not a part "
-                    "of net: make it an attribute of the network"
-                )
-            self._returned[name] = path
-        return values
-
-    def _measure(self, batch: Batch) -> tuple[dict[str, Any], tuple[Any, Any]]:
-        if self._train_step is not None and self._step is None and self._loss is None:
+    def _measure(self, batch: Batch) -> tuple[Values, tuple[Any, Any]]:
+        has_none = self._step is None and not self._objective.has_loss
+        if self._train_step is not None and has_none:
             raise InputError(
                 "train_step only trains: give step= or loss= for validation, or leave out "
                 "the validation data"
             )
         if self.net.training:
             self.net.eval()
-        if self._on_gpu:
-            batch = self._place_batch(batch)
+        batch = self._place_batch(batch)
         try:
             with torch.no_grad():
-                if self._autocast is None:
-                    values, _, output, target = self._objective(batch)
-                else:
-                    with self._autocast:
-                        values, _, output, target = self._objective(batch)
+                values, _, output, target = self._objective(batch)
         except KeyError:
             self._explain_missing_column(batch)
             raise
@@ -999,39 +670,15 @@ class Model(BaseModel):
 
     def _measure_whole(self, parts: Sequence[Any]) -> dict[str, float]:
         outputs, targets = parts
-        if self._autocast is not None:  # NumPy and scikit-learn lack bfloat16
+        if self._objective.autocast is not None:  # NumPy and scikit-learn lack bfloat16
             outputs = to_float32(outputs)
-        arguments = (outputs,) if self._target is None else (outputs, targets)
-        values: dict[str, float] = {}
-        for name, metric in self._epoch_metrics.items():
-            values.update(extract_numbers(name, self._call(metric, *arguments), metric))
-        return values
-
-    def _call(self, metric: Callable[..., Any], *arguments: Any) -> Any:
-        with self._no_grad:
-            value = metric(*arguments)
-        if accumulates(metric):
-            reset(metric)  # it would keep all passes
-        return value
-
-    # --- data -----------------------------------------------------------------
-
-    def _as_array(self, column: Any) -> Any:
-        return torch.as_tensor(column)
-
-    def _floats(self, values: list[Any]) -> list[float]:
-        """Convert numbers and 0-d tensors to floats; copy tensors on a device in one transfer."""
-        if values and all(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
-            return torch.stack([value.double() for value in values]).tolist()  # type: ignore[no-any-return]
-        return [float(value) for value in values]
-
-    def _to_host(self, output: Any) -> Any:
-        return copy_to_host(output)
-
-    def _join(self, parts: list[Any]) -> Any:
-        return join_outputs(parts)
+        return self._meters.compute_whole(
+            *((outputs,) if self._target is None else (outputs, targets))
+        )
 
     def _place_batch(self, batch: Batch) -> Batch:
+        if self._device.type != "cuda":
+            return batch
         away = (isinstance(v, torch.Tensor) and not v.is_cuda for v in batch.values())
         return move_batch(batch, self._device) if any(away) else batch
 
@@ -1039,68 +686,3 @@ class Model(BaseModel):
         """Raise InputError if a KeyError was caused by a column that the batch lacks."""
         if self._step is None:
             check_batch(batch, self._inputs, self._target if with_target else None)
-
-
-def _make_forward(net: Any, inputs: Columns) -> Callable[[Batch], Any]:
-    if isinstance(inputs, str):
-        return lambda batch: net(batch[inputs])
-    get = make_getter(inputs)
-    if isinstance(inputs, Mapping):
-        return lambda batch: net(**get(batch))
-    return lambda batch: net(*get(batch))
-
-
-def _check_loss(loss: Any, function: Any) -> None:
-    """Raise InputError unless a loss is a tensor; `function` is None if the network computed it."""
-    if isinstance(loss, torch.Tensor):
-        return
-    kind = type(loss).__name__
-    if function is None:
-        raise InputError(
-            "loss=None takes the loss from the network's output, where it must be one tensor, not "
-            f"a value of type {kind}: give loss=, or for several values step="
-        )
-    if isinstance(function, functools.partial):
-        function = function.func
-    name = getattr(function, "__name__", type(function).__name__)
-    raise InputError(
-        f"loss must return one tensor, the mean over the batch's rows, but {name} returned a value "
-        f"of type {kind}: return the tensor itself; for several values use step="
-    )
-
-
-def _find_metric(step: str, metrics: Mapping[str, Any]) -> float:
-    name = step.partition(":")[2] or "loss"
-    for key in (f"val_{name}", name, f"train_{name}"):
-        if key in metrics:
-            return float(metrics[key])
-    raise InputError(
-        f"scheduler_step={step!r} needs the metric {name!r}, but the epoch has "
-        f"{', '.join(metrics) or 'none'}"
-    )
-
-
-def _is_channels_last(weight: Any) -> bool:
-    return (
-        weight.dim() == 4
-        and not weight.is_contiguous()
-        and weight.is_contiguous(memory_format=torch.channels_last)
-    )
-
-
-def _all_parameters(net: Any, optimizers: Sequence[Any]) -> list[Any]:
-    """Return the network's parameters in order, then any other parameters of the optimizers."""
-    parameters = list(net.parameters())
-    ids = {id(parameter) for parameter in parameters}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) not in ids:
-                    ids.add(id(parameter))
-                    parameters.append(parameter)
-    return parameters
-
-
-def _evaluating_parts(net: Any) -> list[Any]:
-    """Return the submodules that `build` put into evaluation mode permanently."""
-    return [part for part in net.modules() if not part.training] if net.training else []

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.optim import optimizer as torch_optimizer
 
 from cerebro.torch.cpu_program import Program
-from cerebro.torch.cpu_recorder import Call, Recording
-from cerebro.torch.graph import are_different_objects, groups_of
+from cerebro.torch.cpu_recorder import Call, Recording, is_number, pair_leaves
+from cerebro.torch.optimizer_step import are_different_objects, groups_of, has_hooks
 
 Group = Mapping[str, Any]
 Formulas = Callable[[Group, float], dict[str, Any]]
@@ -77,49 +77,48 @@ class Unexplained(Exception):
     """An optimizer's step cannot be repeated; the message gives the reason."""
 
 
+@dataclass
 class Hole:
     """A number in a recorded call that comes from an optimizer's settings."""
 
-    def __init__(self, group: int, formula: str, container: Any, key: Any) -> None:
-        self.group = group
-        self.formula = formula
-        self.container = container
-        self.key = key
+    group: int
+    formula: str
+    container: Any
+    key: Any
 
 
 class Numbers:
     """The settings of optimizers and their counts of steps."""
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
-        self._optimizers = optimizers
+        self.optimizers = optimizers
         self._groups: list[tuple[Any, Formulas | None, Any]] = []
+        self.settings: list[Any] = []
+        """All settings, for comparison; equal settings stay the same object."""
+        self.branches: Any = None
+        """The settings that decide which operators run."""
         self.take_groups()
 
     def take_groups(self) -> bool:
         """Store the optimizers' current groups; return whether the objects have changed."""
         if not are_different_objects(
-            groups_of(self._optimizers), [group for group, _, _ in self._groups]
+            groups_of(self.optimizers), [group for group, _, _ in self._groups]
         ):
             return False
         self._groups = [
             (group, FORMULAS.get(type(item)), item)
-            for item in self._optimizers
+            for item in self.optimizers
             for group in groups_of([item])
         ]
         return True
 
     def refusal(self) -> str | None:
         """Return the reason why the optimizers' steps cannot be repeated, or None."""
-        for item in self._optimizers:
+        for item in self.optimizers:
             kind = type(item).__name__
             if type(item) not in FORMULAS:
                 return f"there are no formulas for {kind}'s numbers"
-            if (
-                item._optimizer_step_pre_hooks
-                or item._optimizer_step_post_hooks
-                or torch_optimizer._global_optimizer_pre_hooks
-                or torch_optimizer._global_optimizer_post_hooks
-            ):
+            if has_hooks(item):
                 return f"{kind} has hooks"
             for group in item.param_groups:
                 if group.get("capturable") or group.get("differentiable"):
@@ -128,9 +127,9 @@ class Numbers:
                     return f"a setting of {kind} is a tensor"
         return None
 
-    def settings(self) -> list[Any]:
-        """Return all settings, for comparison."""
-        return [
+    def take_settings(self) -> None:
+        """Store the optimizers' current settings."""
+        settings = [
             [
                 value if type(value) in PLAIN else _make_comparable(value)
                 for key, value in group.items()
@@ -138,9 +137,9 @@ class Numbers:
             ]
             for group, _, _ in self._groups
         ]
-
-    def branches(self) -> Any:
-        """Return the settings that decide which operators run."""
+        if settings == self.settings and self.branches is not None:
+            return
+        self.settings = settings
         values: list[Any] = []
         for group, _, _ in self._groups:
             for key, value in group.items():
@@ -148,7 +147,7 @@ class Numbers:
                     values.append((key, key == "lr" or _are_nonzero(value)))
                 elif key not in IGNORED:  # users may add entries of any type
                     values.append((key, repr(value)))
-        return tuple(values)
+        self.branches = tuple(values)
 
     def counts(self) -> list[float]:
         """Return the number of each group's next step."""
@@ -158,8 +157,8 @@ class Numbers:
             counts.append(1.0 if step is None else float(step) + 1.0)
         return counts
 
-    def require_equal_counts(self) -> None:
-        """Raise `Unexplained` unless a group's parameters have taken equally many steps."""
+    def find_unequal_counts(self) -> str | None:
+        """Return a refusal if a group's parameters have taken different numbers of steps."""
         for group, _, item in self._groups:
             steps = {
                 float(item.state[p]["step"])
@@ -167,13 +166,17 @@ class Numbers:
                 if "step" in item.state.get(p, {})
             }
             if len(steps) > 1:
-                raise Unexplained("parameters of one group have taken different numbers of steps")
+                return "parameters of one group have taken different numbers of steps"
+        return None
 
     def values(self, group: int, count: float) -> dict[str, Any]:
         """Return the values of a group's formulas in step `count`."""
         settings, formulas, _ = self._groups[group]
         assert formulas is not None
         return formulas(settings, count)
+
+    def all_values(self, counts: Sequence[float]) -> list[dict[str, Any]]:
+        return [self.values(group, count) for group, count in enumerate(counts)]
 
     def read_inputs(self, group: int, formula: str) -> tuple[float, float, Any]:
         """Return the inputs of a formula of `COUNTED`: rate, beta and the tensor of steps."""
@@ -192,7 +195,7 @@ class Numbers:
         ours = [(i, call) for i, call in enumerate(calls) if call.section is not None]
         if [call.func for _, call in ours] != [call.func for call in probe.calls]:
             raise Unexplained("the optimizer calls different operators under different settings")
-        now = [self.values(group, count) for group, count in enumerate(counts)]
+        now = self.all_values(counts)
         holes, free = [], set()
         for (index, call), changed in zip(ours, probe.calls, strict=True):
             if index not in program.containers:
@@ -200,40 +203,42 @@ class Numbers:
             args, kwargs = program.containers[index]
             parts = ((call.args, changed.args, args), (call.kwargs, changed.kwargs, kwargs))
             for which, (here, there, into) in enumerate(parts):
-                for path in _number_paths(here):
-                    before, after = _get_item(here, path), _get_item(there, path)
-                    if before == after:
+                for path, before, after in pair_leaves(here, there):
+                    if not is_number(before) or before == after:
                         continue
                     group, formula = _find_formula(before, after, now, probe.values, call.name)
-                    container = _get_item(into, path[:-1])
+                    container: Any = into
+                    for key in path[:-1]:
+                        container = container[key]
                     holes.append(Hole(group, formula, container, path[-1]))
                     free.add((index, which, path))
         return holes, free
 
 
 class Probe:
-    """The optimizers' calls under different settings.
+    """The optimizers' calls under different settings, and the values of the formulas.
 
     The optimizers make a step with zero gradients; the caller must restore the state afterwards.
     """
 
     def __init__(self, numbers: Numbers, stepped: Sequence[Any], recording: Recording) -> None:
-        optimizers = numbers._optimizers
+        optimizers, groups = numbers.optimizers, groups_of(numbers.optimizers)
         for parameter in stepped:
             parameter.grad = torch.zeros_like(parameter)
-        changed: list[tuple[Any, dict[str, Any]]] = []
+        saved = [{key: group[key] for key in NUMBERS if key in group} for group in groups]
         try:
-            for place, (group, _, _) in enumerate(numbers._groups):
-                changed.append((group, {key: group[key] for key in NUMBERS if key in group}))
+            for place, group in enumerate(groups):
                 group.update(_alter_settings(group, place))
-            _advance_steps(optimizers)
-            counts = numbers.counts()
-            self.values = [numbers.values(group, count) for group, count in enumerate(counts)]
+            for entries in (entries for item in optimizers for entries in item.state.values()):
+                step = entries.get("step") if isinstance(entries, dict) else None
+                if isinstance(step, torch.Tensor):
+                    step += 5
+            self.values = numbers.all_values(numbers.counts())
             with recording, mark_sections(recording, optimizers):
                 for optimizer in optimizers:
                     optimizer.step()
         finally:
-            for group, settings in changed:
+            for group, settings in zip(groups, saved, strict=True):
                 group.update(settings)
         self.calls = [call for call in recording.calls if call.section is not None]
 
@@ -281,14 +286,6 @@ def _alter_settings(group: Group, place: int) -> dict[str, Any]:
     return settings
 
 
-def _advance_steps(optimizers: Sequence[Any]) -> None:
-    for optimizer in optimizers:
-        for entries in optimizer.state.values():
-            step = entries.get("step") if isinstance(entries, dict) else None
-            if isinstance(step, torch.Tensor):
-                step += 5
-
-
 def _find_formula(one: Any, two: Any, now: Any, then: Any, name: str) -> tuple[int, str]:
     for group, (here, there) in enumerate(zip(now, then, strict=True)):
         for formula, value in here.items():
@@ -314,18 +311,3 @@ def _find_step_count(optimizer: Any, parameters: Sequence[Any]) -> Any:
         if entries and "step" in entries:
             return entries["step"]
     return None
-
-
-def _number_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        yield path
-    elif isinstance(value, (list, dict)):
-        keys = list(value) if isinstance(value, dict) else range(len(value))
-        for key in keys:
-            yield from _number_paths(value[key], (*path, key))
-
-
-def _get_item(value: Any, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        value = value[key]
-    return value

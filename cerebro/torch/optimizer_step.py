@@ -59,6 +59,16 @@ def make_step(optimizer: Any) -> None:
         optimizer._opt_called = True
 
 
+def groups_of(optimizers: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the current parameter groups; ``Optimizer.load_state_dict`` replaces them."""
+    return [group for item in optimizers for group in item.param_groups]
+
+
+def are_different_objects(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    """Return whether two lists contain different objects, compared by identity."""
+    return len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True))
+
+
 # --- what the core knows ---------------------------------------------------------
 
 
@@ -92,6 +102,15 @@ def _list_functions() -> tuple[Any, ...]:
 _FUNCTIONS = _list_functions()
 
 
+def has_hooks(optimizer: Any) -> bool:
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+    )
+
+
 def _is_plain(optimizer: Any) -> bool:
     """Return whether ``optimizer.step()`` runs only PyTorch's code."""
     kind = type(optimizer)
@@ -107,10 +126,7 @@ def _is_plain(optimizer: Any) -> bool:
     ):
         return False
     return not (
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or torch_optimizer._global_optimizer_pre_hooks
-        or torch_optimizer._global_optimizer_post_hooks
+        has_hooks(optimizer)
         or getattr(optimizer, "grad_scale", None) is not None
         or getattr(optimizer, "found_inf", None) is not None
         or torch._C._len_torch_dispatch_stack()

@@ -1,4 +1,4 @@
-"""Outputs of networks, which may be nested: copy, join, detach and convert them."""
+"""What all models of PyTorch have in common, and their outputs, which may be nested."""
 
 from __future__ import annotations
 
@@ -7,7 +7,29 @@ from typing import Any
 
 import torch
 
-from cerebro.model import is_joinable
+from cerebro.model import BaseModel, is_joinable
+
+
+class TorchModel(BaseModel):
+    """A model whose arrays are PyTorch's tensors."""
+
+    framework = "torch"
+    loads_in_place = True
+
+    def _as_array(self, column: Any) -> Any:
+        return torch.as_tensor(column)
+
+    def _floats(self, values: list[Any]) -> list[float]:
+        """Convert numbers and 0-d tensors to floats; copy tensors on a device in one transfer."""
+        if values and all(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
+            return torch.stack([value.double() for value in values]).tolist()  # type: ignore[no-any-return]
+        return [float(value) for value in values]
+
+    def _to_host(self, output: Any) -> Any:
+        return copy_to_host(output)
+
+    def _join(self, parts: list[Any]) -> Any:
+        return join_outputs(parts)
 
 
 def copy_to_host(output: Any) -> Any:

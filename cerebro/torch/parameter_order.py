@@ -8,6 +8,7 @@ the order of these names. When a state is loaded, parameters are matched by name
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ _LEAVES = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked
 _USUAL = {name: place for place, name in enumerate(_LEAVES)}
 """The order in which PyTorch's layers have their parameters and buffers."""
 
-_SAME = "build must make the same model from the same configuration"
+SAME_MODEL = "build must make the same model from the same configuration"
 
 
 class ParameterNames:
@@ -79,7 +80,7 @@ def in_fixed_order(
 
     Parts that cannot be ordered by name keep their order.
     """
-    parts = _split_state(state["optimizer"], len(optimizers))
+    parts = split_parts(state["optimizer"], len(optimizers))
     orders = [
         _sort_by_name(part[NAMES], _schedulers_of(optimizer, optimizers, schedulers, state))
         if _can_move(part)
@@ -87,8 +88,8 @@ def in_fixed_order(
         for optimizer, part in zip(optimizers, parts, strict=True)
     ]
     ordered = _reorder_state(state, optimizers, schedulers, orders)
-    parts = _split_state(ordered["optimizer"], len(optimizers))
-    ordered["optimizer"] = _join_parts([_sort_by_number(part) for part in parts])
+    parts = split_parts(ordered["optimizer"], len(optimizers))
+    ordered["optimizer"] = join_parts([_sort_by_number(part) for part in parts])
     for part in _SORTED:
         if part in ordered:
             ordered[part] = {
@@ -108,10 +109,10 @@ def in_own_order(
     Raise StateError if the parameters are others, or cannot be matched by name.
     """
     orders = []
-    parts = _split_state(state["optimizer"], len(optimizers))
+    parts = split_parts(state["optimizer"], len(optimizers))
     for optimizer, part in zip(optimizers, parts, strict=True):
         if NAMES not in part:
-            raise StateError(f"the optimizer's state has no {NAMES!r}: {_SAME}")
+            raise StateError(f"the optimizer's state has no {NAMES!r}: {SAME_MODEL}")
         others = part[NAMES]
         order = _match_order(names.list_by_group(optimizer), others)
         if order != _keep_order(others):
@@ -163,35 +164,30 @@ def _match_order(own: Names, saved: Names) -> Order:
     places_by_set: dict[tuple[Any, ...], list[int]] = {}
     for place, group in enumerate(saved):
         places_by_set.setdefault(_set_of(group), []).append(place)
-    order = []
     sizes, others = [len(group) for group in own], [len(group) for group in saved]
+    if sorted(sizes) != sorted(others):
+        raise StateError(
+            f"the state's optimizer has parameter groups of {others} tensors, build's has {sizes}: "
+            f"{SAME_MODEL}"
+        )
+    order = []
     for group in own:
         places = places_by_set.get(_set_of(group))
-        if sorted(sizes) != sorted(others):
-            raise StateError(
-                f"the state's optimizer has parameter groups of {others} tensors, build's has "
-                f"{sizes}: {_SAME}"
-            )
         if not places:
             raise StateError(
                 f"build's optimizer has a parameter group of {_join_names(group)}, but the state's "
-                f"has no such group: {_SAME}"
+                f"has no such group: {SAME_MODEL}"
             )
         place = places.pop(0)
-        order.append((place, _find_places(group, saved[place])))
+        places_by_name: dict[Name, list[int]] = {}
+        for at, name in enumerate(saved[place]):
+            places_by_name.setdefault(name, []).append(at)
+        order.append((place, [places_by_name[name].pop(0) for name in group]))
     return order
 
 
 def _set_of(names: list[Name]) -> tuple[Any, ...]:
     return tuple(sorted(map(_make_sort_key, names)))
-
-
-def _find_places(group: list[Name], saved: list[Name]) -> list[int]:
-    """Return the positions of a group's parameters in a saved group with the same names."""
-    places: dict[Name, list[int]] = {}
-    for place, name in enumerate(saved):
-        places.setdefault(name, []).append(place)
-    return [places[name].pop(0) for name in group]
 
 
 def _join_names(names: Sequence[Name]) -> str:
@@ -206,16 +202,12 @@ def _can_move(part: Mapping[str, Any]) -> bool:
     if part.keys() != _OF_TORCH:
         return False
     numbers = [number for group in part["param_groups"] for number in group["params"]]
-    names = part[NAMES]
-    return numbers == list(range(sum(map(len, names)))) and _count_nameless(names) < 2
-
-
-def _count_nameless(names: Names) -> int:
-    return sum(name is None for group in names for name in group)
+    names = list(chain(*part[NAMES]))
+    return numbers == list(range(len(names))) and names.count(None) < 2
 
 
 def _explain_nameless(optimizer: Any, names: Names) -> str:
-    nameless = _count_nameless(names)
+    nameless = list(chain(*names)).count(None)
     cause = f"the state of {type(optimizer).__name__} has a form of its own"
     if nameless > 1:
         cause = f"{nameless} of them are in neither the network nor the loss, and have no name"
@@ -232,13 +224,13 @@ def _schedulers_of(
     state: Mapping[str, Any],
 ) -> list[tuple[Any, Any]]:
     """Return the schedulers that may be an optimizer's, with their states; None if unsure."""
-    parts = _split_state(state.get("scheduler"), len(schedulers))
-    pairs = []
-    for scheduler, part in zip(schedulers, parts, strict=True):
-        its = _optimizer_of(scheduler, optimizers)
-        if its is None or its is optimizer:
-            pairs.append((scheduler, None if its is None else part))
-    return pairs
+    parts = split_parts(state.get("scheduler"), len(schedulers))
+    owned = [(_optimizer_of(scheduler, optimizers), scheduler) for scheduler in schedulers]
+    return [
+        (scheduler, None if its is None else part)
+        for (its, scheduler), part in zip(owned, parts, strict=True)
+        if its is None or its is optimizer
+    ]
 
 
 def _optimizer_of(scheduler: Any, optimizers: Sequence[Any]) -> Any:
@@ -272,19 +264,20 @@ def _follows(scheduler: Any, state: Any, groups: int) -> bool:
 # --- reordering ---------------------------------------------------------------------
 
 
-def _split_state(state: Any, count: int) -> list[Any]:
-    """Return the states of `count` optimizers or schedulers; see `cerebro.torch.state`."""
+def split_parts(state: Any, count: int) -> list[Any]:
+    """Return the states of `count` optimizers or schedulers."""
     if count == 1:
         return [state]
     try:
         return [state[str(index)] for index in range(count)]
     except (KeyError, TypeError):
         raise StateError(
-            f"the state does not have {count} optimizers or schedulers: {_SAME}"
+            f"the state does not have {count} optimizers or schedulers: {SAME_MODEL}"
         ) from None
 
 
-def _join_parts(parts: list[Any]) -> Any:
+def join_parts(parts: list[Any]) -> Any:
+    """Return the only state, or all of them by number."""
     return parts[0] if len(parts) == 1 else {str(at): part for at, part in enumerate(parts)}
 
 
@@ -296,18 +289,18 @@ def _reorder_state(
 ) -> dict[str, Any]:
     """Return a model's state with the groups and parameters of its optimizers in these orders."""
     reordered = dict(state)
-    parts = _split_state(state["optimizer"], len(optimizers))
+    parts = split_parts(state["optimizer"], len(optimizers))
     pairs = list(zip(parts, orders, strict=True))
     if all(order == _keep_order(part[NAMES]) for part, order in pairs):
         return reordered
-    reordered["optimizer"] = _join_parts([_reorder_part(part, order) for part, order in pairs])
+    reordered["optimizer"] = join_parts([_reorder_part(part, order) for part, order in pairs])
     if schedulers:
-        parts = _split_state(state["scheduler"], len(schedulers))
+        parts = split_parts(state["scheduler"], len(schedulers))
         for at, scheduler in enumerate(schedulers):
             for optimizer, order in zip(optimizers, orders, strict=True):
                 if _optimizer_of(scheduler, optimizers) is optimizer:
                     parts[at] = _reorder_scheduler(parts[at], [place for place, _ in order])
-        reordered["scheduler"] = _join_parts(parts)
+        reordered["scheduler"] = join_parts(parts)
     return reordered
 
 

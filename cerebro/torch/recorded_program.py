@@ -9,8 +9,9 @@ import torch
 
 import cerebro._core as _core
 from cerebro.torch.cpu_program import Program
-from cerebro.torch.graph import Batch, Values, clone_value, fill
 from cerebro.torch.optimizer_numbers import COUNTED, Hole, Numbers
+from cerebro.torch.outputs import detach_value
+from cerebro.torch.step_state import Batch, Values, copy_values, fill
 from cerebro.torch.witness import leaves_of
 
 
@@ -33,7 +34,7 @@ class RecordedProgram:
             value.untyped_storage().nbytes() for value in tensors_of(static.values())
         )
         self.leaves = leaves_of(program.recording)
-        self.values = {name: _detach(value) for name, value in values.items()}
+        self.values = {name: detach_value(value) for name, value in values.items()}
         self._tensors: dict[Any, Any] = {}  # numbers that are tensors: by group, formula and type
         self._constants: dict[Any, Any] = {}
         self._holes = holes
@@ -64,10 +65,11 @@ class RecordedProgram:
         constant = (repr(args[1]), dtype)
         return self._constants.setdefault(constant, torch.tensor(args[1], dtype=dtype))
 
-    def set_numbers(self, numbers: Numbers, settings: Any) -> None:
+    def set_numbers(self, numbers: Numbers) -> None:
+        """Set the numbers that come from the optimizers' settings, and from their steps."""
         holes = self._counted
-        if settings is not self._set_for:
-            holes, self._set_for = self._holes, settings
+        if numbers.settings is not self._set_for:
+            holes, self._set_for = self._holes, numbers.settings
             self._without_python = None
         if not holes:
             return
@@ -101,7 +103,7 @@ class RecordedProgram:
     def replay(self, batch: Batch) -> Values:
         fill(self.static, batch)
         self.program.run()
-        return {name: clone_value(value) for name, value in self.values.items()}
+        return copy_values(self.values)
 
 
 class NeedsPython(Exception):
@@ -155,9 +157,3 @@ def _name_of(dtype: Any) -> str:
 def tensors_of(values: Any) -> list[Any]:
     flat = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
     return [item for item in flat if isinstance(item, torch.Tensor)]
-
-
-def _detach(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_detach, value))
-    return value.detach() if isinstance(value, torch.Tensor) else value

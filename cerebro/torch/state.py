@@ -9,6 +9,7 @@ bfloat16 parameters would lose bits. This module therefore loads ordinary optimi
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,13 @@ import numpy as np
 import torch
 
 from cerebro.errors import StateError, one_line
-from cerebro.torch.parameter_order import NAMES, ParameterNames
+from cerebro.torch.parameter_order import (
+    NAMES,
+    SAME_MODEL,
+    ParameterNames,
+    join_parts,
+    split_parts,
+)
 
 HOW = ("capturable", "foreach", "fused")
 """Settings that determine how an optimizer computes. They are not loaded from a state, which may
@@ -53,14 +60,13 @@ def copy_deeply(value: Any) -> Any:
 def _is_ordinary(optimizer: Any) -> bool:
     """Return whether an optimizer's state has the format of torch's base class."""
     base, kind = torch.optim.Optimizer, type(optimizer)
-    return (
-        isinstance(optimizer, base)
-        and kind.state_dict is base.state_dict
-        and kind.load_state_dict is base.load_state_dict
-        and not optimizer._optimizer_state_dict_pre_hooks
-        and not optimizer._optimizer_state_dict_post_hooks
-        and not optimizer._optimizer_load_state_dict_pre_hooks
-        and not optimizer._optimizer_load_state_dict_post_hooks
+    if not isinstance(optimizer, base):
+        return False
+    return all(
+        getattr(kind, method) is getattr(base, method)
+        and not getattr(optimizer, f"_optimizer_{method}_pre_hooks")
+        and not getattr(optimizer, f"_optimizer_{method}_post_hooks")
+        for method in ("state_dict", "load_state_dict")
     )
 
 
@@ -79,7 +85,7 @@ def load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
     if sizes != saved:
         raise StateError(
             f"the state's optimizer has parameter groups of {saved} tensors, build's has {sizes}: "
-            "build must make the same model from the same configuration"
+            f"{SAME_MODEL}"
         )
     if not _is_ordinary(optimizer):
         ordinary = {key: value for key, value in state.items() if key != NAMES}
@@ -192,16 +198,9 @@ def _convert_containers(scheduler: Any, loaded: dict[str, Any]) -> None:
 
 # The position of a scheduler; all other attributes of torch's schedulers are settings.
 _PROGRESS = {
-    "last_epoch",
-    "_step_count",
-    "_last_lr",
-    "_is_initial",
-    "best",
-    "num_bad_epochs",
-    "cooldown_counter",
-    "T_cur",
-    "T_i",
-}
+    "last_epoch", "_step_count", "_last_lr", "_is_initial",
+    "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i",
+}  # fmt: skip
 
 
 def advance_state(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,9 +220,7 @@ def advance_state(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
 
 def collect_states(take: Callable[[Any], dict[str, Any]], objects: Sequence[Any]) -> dict[str, Any]:
     """Return the state of one optimizer or scheduler, or the states of several by number."""
-    if len(objects) == 1:
-        return take(objects[0])
-    return {str(index): take(item) for index, item in enumerate(objects)}
+    return join_parts(list(map(take, objects)))  # type: ignore[no-any-return]
 
 
 def split_state(objects: Sequence[Any], state: Any) -> list[tuple[Any, Any]]:
@@ -231,15 +228,38 @@ def split_state(objects: Sequence[Any], state: Any) -> list[tuple[Any, Any]]:
 
     Raise StateError if the state has a different number of them.
     """
-    if len(objects) == 1:
-        return [(objects[0], state)]
-    try:
-        return [(item, state[str(index)]) for index, item in enumerate(objects)]
-    except (KeyError, TypeError):
-        raise StateError(
-            f"the state does not have {len(objects)} optimizers or schedulers: build must make the "
-            "same model from the same configuration"
-        ) from None
+    return list(zip(objects, split_parts(state, len(objects)), strict=True))
+
+
+def collect_updates(
+    optimizers: Sequence[Any], schedulers: Sequence[Any], names: ParameterNames
+) -> dict[str, Any]:
+    """Return the part ``optimizer`` of a state and, if there are schedulers, ``scheduler``."""
+    take = functools.partial(optimizer_state, names=names)
+    state = {"optimizer": collect_states(take, optimizers)}
+    if schedulers:
+        state["scheduler"] = collect_states(scheduler_state, schedulers)
+    return state
+
+
+def load_updates(
+    optimizers: Sequence[Any], schedulers: Sequence[Any], state: Mapping[str, Any]
+) -> None:
+    """Load these parts."""
+    for optimizer, part in split_state(optimizers, state["optimizer"]):
+        load_optimizer(optimizer, part)
+    for scheduler, part in split_state(schedulers, state.get("scheduler")):
+        load_scheduler(scheduler, part)
+
+
+def require_parts(state: Mapping[str, Any], parts: Mapping[str, object]) -> None:
+    """Raise StateError unless a model's state has exactly the parts that the model has."""
+    for part, there in parts.items():
+        if bool(there) != (part in state):
+            raise StateError(
+                f"the state has {'no' if there else 'a'} {part!r}, unlike the model that build "
+                f"made: {SAME_MODEL}"
+            )
 
 
 def load_clone(
@@ -250,10 +270,8 @@ def load_clone(
 ) -> None:
     """See :meth:`cerebro.torch.Model.load_clone`."""
     own_settings = [group_settings(optimizer) for optimizer in optimizers]
-    advanced = [
-        advance_state(scheduler, part)
-        for scheduler, part in split_state(schedulers, state.get("scheduler", {}))
-    ]
+    pairs = split_state(schedulers, state.get("scheduler", {}))
+    advanced = [advance_state(scheduler, part) for scheduler, part in pairs]
     load(state)
     for optimizer, settings in zip(optimizers, own_settings, strict=True):
         apply_settings(optimizer, settings)
@@ -315,16 +333,13 @@ def load_net(net: Any, state: Mapping[str, Any], *, partial: bool) -> None:
     )
     if _is_live(net, loaded):
         return
-    hint = "build must make the same model from the same configuration"
     try:
         result = net.load_state_dict(loaded, strict=False)
     except RuntimeError as error:
-        what = one_line(f"the state does not fit the network: {error}; {hint}")
+        what = one_line(f"the state does not fit the network: {error}; {SAME_MODEL}")
         raise StateError(what) from error
     missing = set(result.missing_keys) - (frozen_names(net) if partial else set())
-    for what, names in (
-        ("misses", missing),
-        ("has, beside the network's,", result.unexpected_keys),
-    ):
+    extra = result.unexpected_keys
+    for what, names in (("misses", missing), ("has, beside the network's,", extra)):
         if names:
-            raise StateError(f"the state {what} {', '.join(sorted(names))}: {hint}")
+            raise StateError(f"the state {what} {', '.join(sorted(names))}: {SAME_MODEL}")

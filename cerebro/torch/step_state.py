@@ -8,35 +8,86 @@ setting. `Surroundings` notices this.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
-import random
-import sys
+import re
 import types
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.random.mtrand import get_bit_generator
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 import cerebro._core as _core
 from cerebro.machine import generators
-from cerebro.torch.graph import (
-    Different,
-    StateParts,
-    are_equal_numbers,
-    have_same_bits,
-    require_equal_generators,
-)
-from cerebro.torch.nested_arguments import TENSORS
+from cerebro.torch.cpu_recorder import TENSORS
 
-MT19937_BYTES = 624 * 4 + 4
-"""The size of the state of NumPy's generator: its words, and the position in them."""
+Batch = dict[str, Any]
+Values = dict[str, Any]
+
+
+class Different(Exception):
+    """A replayed step differs from the ordinary step."""
+
+
+def describe_error(what: str, error: Exception) -> str:
+    return f"{what}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+# --- batches and values ------------------------------------------------------------
+
+
+def shape_of(batch: Batch) -> Any:
+    """Return the properties of a batch, apart from values, that a recorded step depends on."""
+    return tuple(
+        (name, tuple(value.shape), value.dtype, value.stride())
+        if isinstance(value, torch.Tensor)
+        else (name, type(value), repr(value))
+        for name, value in batch.items()
+    )
+
+
+def fill(static: Batch, batch: Batch) -> None:
+    for name, value in batch.items():
+        if isinstance(value, torch.Tensor):
+            static[name].copy_(value, non_blocking=True)
+
+
+def clone_value(value: Any) -> Any:
+    """Return a copy that the next replay does not overwrite."""
+    if isinstance(value, tuple):
+        return tuple(clone_value(item) for item in value)
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def copy_values(values: Mapping[str, Any]) -> Values:
+    """Return a copy of metrics, or of a batch."""
+    return {name: clone_value(value) for name, value in values.items()}
+
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+"""The type of integers that has the bits of an element, by the element's size in bytes."""
+
+
+def have_same_bits(left: Any, right: Any) -> bool:
+    """Return whether two values have the same bits."""
+    if isinstance(left, tuple) and isinstance(right, tuple):
+        return len(left) == len(right) and all(map(have_same_bits, left, right))
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        alike = left.shape == right.shape and left.element_size() == right.element_size()
+        return alike and bool(torch.equal(_bits(left), _bits(right)))
+    return bool(left == right)
+
+
+def _bits(tensor: Any) -> Any:
+    flat = tensor.detach().contiguous().reshape(-1)
+    # Whole words compare several times as fast as bytes.
+    return flat.view(_WORDS[flat.element_size()]) if flat.numel() else flat
+
+
+# --- what Python code may change ---------------------------------------------------
 
 
 class Entries:
@@ -107,20 +158,24 @@ class Gradients:
         return [(f"the gradient of parameter {i}", t) for i, t in self._buffers.items()]
 
 
+# --- values ------------------------------------------------------------------------
+
 Tensors = tuple[Any, list[Any]]
 """A copy of tensors: one buffer, and the tensors that it does not contain."""
+
+Numbers = list[tuple[Any, Any, Any]]
+"""The numbers that optimizers keep in host memory: containers, keys and values."""
 
 
 class Listing:
     """The tensors and numbers of a state, and where the tensors are in memory.
 
-    The C core copies and compares all memory without gaps at once. With an operator of PyTorch for
-    each tensor, this would take longer than the step of a small network.
+    The C core copies and compares all host memory without gaps at once. With an operator of PyTorch
+    for each tensor, this would take longer than the step of a small network.
     """
 
-    def __init__(self, tensors: list[Any], numbers: list[tuple[Any, Any, Any]]) -> None:
+    def __init__(self, tensors: list[Any], numbers: Numbers) -> None:
         self.tensors = tensors
-        # The containers and keys of the optimizers' numbers in host memory.
         self.numbers = [(entries, key) for entries, key, _ in numbers]
         self._forms = list(map(_form_of, tensors))
         are_dense = list(map(_is_dense, tensors))
@@ -130,7 +185,7 @@ class Listing:
         self._spans = list(map(_span_of, self._in_regions))
         self._regions = _core.Regions(self._spans)
 
-    def describes(self, tensors: list[Any], numbers: list[tuple[Any, Any, Any]]) -> bool:
+    def describes(self, tensors: list[Any], numbers: Numbers) -> bool:
         """Return whether a state has these tensors, in the same memory, and these numbers."""
         return (
             list(map(_form_of, tensors)) == self._forms
@@ -141,7 +196,7 @@ class Listing:
             )
         )
 
-    def is_unchanged(self, tensors: list[Any], numbers: list[tuple[Any, Any, Any]]) -> bool:
+    def is_unchanged(self, tensors: list[Any], numbers: Numbers) -> bool:
         """Return whether a new listing of the state would equal this one."""
         return (
             len(tensors) == len(self.tensors)
@@ -150,7 +205,6 @@ class Listing:
         )
 
     def copy_tensors(self) -> Tensors:
-        """Return a copy of all tensors."""
         self._require_place()
         buffer = np.empty(self._regions.nbytes, np.uint8)
         self._regions.save(buffer)
@@ -225,19 +279,17 @@ def _is_dense(tensor: Any) -> bool:
     )
 
 
+@dataclass
 class Copied:
     """A copy of a `StepState`."""
 
-    __slots__ = ("generators", "numbers", "tensors")
-
-    def __init__(self, tensors: Tensors, numbers: list[Any], generators: dict[str, Any]) -> None:
-        self.tensors = tensors
-        self.numbers = numbers
-        self.generators = generators
+    tensors: Tensors
+    numbers: list[Any]
+    generators: dict[str, Any]
 
 
-class StepState(StateParts):
-    """The values that a step may change, including accumulated gradients.
+class StepState:
+    """The values that a step may change: of modules, optimizers, gradients and generators.
 
     They can be copied, restored and compared only while they are listed (:meth:`list_once`).
     """
@@ -245,11 +297,11 @@ class StepState(StateParts):
     def __init__(
         self, modules: Sequence[Any], optimizers: Sequence[Any], gradients: Gradients
     ) -> None:
-        super().__init__(modules, optimizers)
+        self._modules = modules
+        self._optimizers = optimizers
         self._gradients = gradients
         self._listing: Listing | None = None
         self._last_listing: Listing | None = None
-        self._last_drawn: dict[str, Any] = {}
 
     @contextlib.contextmanager
     def list_once(self) -> Iterator[None]:
@@ -259,8 +311,6 @@ class StepState(StateParts):
         if last is None or not last.is_unchanged(tensors, numbers):
             last = self._last_listing = Listing(tensors, numbers)
         self._listing = last
-        self._last_drawn = {}
-        _read_last.forget_unless_certain()
         try:
             yield
         finally:
@@ -271,22 +321,23 @@ class StepState(StateParts):
         return self._get_listing().describes(self._list_tensors(), self._numbers())
 
     def copy_values(self) -> Copied:
-        return Copied(self._get_listing().copy_tensors(), self._values(), self._read_generators())
+        return Copied(self._get_listing().copy_tensors(), self._values(), generators.capture(True))
 
     def restore(self, copied: Copied, drawn: Copied | None = None) -> None:
         """Restore everything in place.
 
-        If `drawn` has the present states of the generators, restore only those that differ.
+        If `drawn` has the present states of the generators, and they are equal, leave them alone.
         """
         listing = self._get_listing()
         listing.restore(copied.tensors)
         for (entries, key), value in zip(listing.numbers, copied.numbers, strict=True):
             entries[key] = value
-        self._restore_generators(copied.generators, None if drawn is None else drawn.generators)
+        if drawn is None or _find_drawn(drawn.generators, copied.generators) is not None:
+            generators.restore(copied.generators)
 
     def require(self, copied: Copied) -> None:
         """Raise `Different` unless all values equal those of a copy, bit for bit."""
-        now = Copied(copied.tensors, self._values(), self._read_generators())
+        now = Copied(copied.tensors, self._values(), generators.capture(True))
         self._require_equal(self._get_listing().find_difference(copied.tensors), now, copied)
 
     def require_equal(self, one: Copied, two: Copied) -> None:
@@ -298,7 +349,9 @@ class StepState(StateParts):
             raise Different(f"{self._tensors()[differing][0]} of the graph differs")
         if one.numbers != two.numbers:
             raise Different("the optimizer counts its steps in host memory")
-        require_equal_generators(one.generators, two.generators)
+        name = _find_drawn(one.generators, two.generators)
+        if name is not None:
+            raise Different(f"the step draws from a random generator of the host ({name})")
 
     def _get_listing(self) -> Listing:
         assert self._listing is not None
@@ -307,140 +360,98 @@ class StepState(StateParts):
     def _values(self) -> list[Any]:
         return [entries[key] for entries, key in self._get_listing().numbers]
 
-    def _read_generators(self) -> dict[str, Any]:
-        if torch.cuda.is_initialized():
-            return super()._read_generators()
-        # This is three times as fast as `generators.capture`.
-        states = {
-            "python": _read_last.read_python(),
-            **_read_last.read_numpy(),
-            "torch": torch.get_rng_state(),
-        }
-        # Keep the same objects for equal states, so that the next comparison ends at once.
-        for name, last in self._last_drawn.items():
-            if name in states and are_equal_numbers(last, states[name]):
-                states[name] = last
-        self._last_drawn = states
-        return states
-
-    def _restore_generators(self, drawn: dict[str, Any], now: dict[str, Any] | None) -> None:
-        """Restore the random generators whose states differ from `now`."""
-        if "numpy's position" not in drawn:
-            generators.restore(drawn)
-            return
-
-        def has_moved(*names: str) -> bool:
-            return now is None or not all(are_equal_numbers(now[n], drawn[n]) for n in names)
-
-        if has_moved("python"):
-            random.setstate(drawn["python"])
-        if has_moved("numpy", "numpy's position"):
-            np.random.set_state(("MT19937", drawn["numpy"], *drawn["numpy's position"]))
-        if has_moved("torch"):
-            torch.set_rng_state(drawn["torch"])
+    def places(self) -> list[int]:
+        return [tensor.data_ptr() for tensor in self._tensors_without_names()]
 
     def storages(self) -> list[int]:
         """Return the addresses of the storages of all tensors."""
         return [tensor.untyped_storage().data_ptr() for tensor in self._tensors_without_names()]
 
     def _tensors(self) -> list[tuple[str, Any]]:
-        return super()._tensors() + self._gradients.tensors()
+        tensors: list[tuple[str, Any]] = []
+        for module in self._modules:
+            tensors += module.named_parameters()
+            tensors += module.named_buffers()
+        for optimizer in self._optimizers:
+            for number, entries in enumerate(optimizer.state.values()):
+                tensors += [
+                    (f"the optimizer's {key!r} of parameter {number}", value)
+                    for key, value in _list_items(entries)
+                    if isinstance(value, torch.Tensor)
+                ]
+        return tensors + self._gradients.tensors()
 
     def _tensors_without_names(self) -> list[Any]:
+        """Return the tensors of `_tensors` in the same order, but faster: names take time."""
         return self._list_tensors() if self._listing is None else self._listing.tensors
 
     def _list_tensors(self) -> list[Any]:
-        return super()._tensors_without_names() + [
-            tensor for _, tensor in self._gradients.tensors()
+        tensors: list[Any] = []
+        for module in self._modules:
+            tensors += _tensors_of(module)
+        for optimizer in self._optimizers:
+            for entries in optimizer.state.values():
+                if isinstance(entries, Mapping):
+                    tensors += [v for v in entries.values() if isinstance(v, torch.Tensor)]
+        return tensors + [tensor for _, tensor in self._gradients.tensors()]
+
+    def _numbers(self) -> Numbers:
+        return [
+            (entries, key, value)
+            for optimizer in self._optimizers
+            for entries in optimizer.state.values()
+            for key, value in _list_items(entries)
+            if isinstance(value, (int, float))
         ]
 
 
-class ReadLast:
-    """The last states that were read from the generators of Python and NumPy.
+def _find_drawn(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
+    """Return the name of a random generator whose state differs; None if none does."""
+    return next((name for name in before if not np.array_equal(now[name], before[name])), None)
 
-    Reading them is slow, so a state is read again only if the generator's memory has changed.
+
+def _list_items(entries: Any) -> list[tuple[Any, Any]]:
+    return list(entries.items()) if isinstance(entries, Mapping) else []
+
+
+_LISTS_TENSORS = ("named_parameters", "named_buffers", "_named_members", "named_modules")
+"""Methods of a module that decide which tensors it has."""
+
+
+def _tensors_of(module: Any) -> list[Any]:
+    kind, base = type(module), torch.nn.Module
+    if any(getattr(kind, name, None) is not getattr(base, name, None) for name in _LISTS_TENSORS):
+        named = [*module.named_parameters(), *module.named_buffers()]
+        return [tensor for _, tensor in named]
+    parts: dict[int, Any] = {}
+    if not _add_parts(module, parts):
+        parts = {id(part): part for part in module.modules()}
+    parameters: dict[int, Any] = {}
+    buffers: dict[int, Any] = {}
+    for part in parts.values():
+        for tensors, named in ((parameters, part._parameters), (buffers, part._buffers)):
+            for tensor in named.values():
+                if tensor is not None:
+                    tensors[id(tensor)] = tensor
+    return [*parameters.values(), *buffers.values()]
+
+
+_NAMED_MODULES = torch.nn.Module.named_modules
+
+
+def _add_parts(module: Any, parts: dict[int, Any]) -> bool:
+    """Add the modules of ``module.modules()`` in its order, but several times as fast.
+
+    Return whether all of them list their parts as `torch.nn.Module` does.
     """
-
-    def __init__(self) -> None:
-        self._numpy: tuple[bytes, dict[str, Any]] | None = None
-        self._python: tuple[bytes, Any] | None = None
-
-    def forget_unless_certain(self) -> None:
-        """Forget NumPy's state if different states may have the same memory."""
-        if not _shows_left_normal():
-            self._numpy = None
-
-    def read_python(self) -> Any:
-        """Return ``random.getstate()``."""
-        memory = _read_python_memory()
-        if memory and self._python is not None and self._python[0] == memory:
-            return self._python[1]
-        state = random.getstate()
-        _, words, gauss = state
-        expected = words[-1].to_bytes(4, sys.byteorder) + array("I", words[:-1]).tobytes()
-        # The memory does not have the normal number that is left from the last draw.
-        is_known = memory.startswith(expected) and gauss is None
-        self._python = (memory, state) if is_known else None
-        return state
-
-    def read_numpy(self) -> dict[str, Any]:
-        """Return the words of NumPy's generator, and the rest of its state."""
-        words, memory = _read_numpy_words(), b""
-        if words and _shows_left_normal():
-            memory = _read_memory(np.random.mtrand._rand)
-        if words and self._numpy is not None and self._numpy[0] == words + memory:
-            return self._numpy[1]
-        numpy = np.random.get_state(legacy=False)
-        assert isinstance(numpy, dict)
-        key, position = numpy["state"]["key"], numpy["state"]["pos"]
-        state = {
-            "numpy": key,
-            "numpy's position": (position, numpy["has_gauss"], numpy["gauss"]),
-        }
-        # A draw always changes the words or the position, unless it takes the normal number that is
-        # left from the last draw.
-        is_known = words == key.tobytes() + int(position).to_bytes(4, sys.byteorder)
-        is_certain = bool(memory) or not numpy["has_gauss"]
-        self._numpy = (words + memory, state) if is_known and is_certain else None
-        return state
+    parts[id(module)] = module
+    for child in module._modules.values():
+        if child is not None and id(child) not in parts and not _add_parts(child, parts):
+            return False
+    return type(module).named_modules is _NAMED_MODULES
 
 
-_read_last = ReadLast()
-
-
-def _read_numpy_words() -> bytes:
-    """Return the words and position of NumPy's generator; empty if it is of another type."""
-    generator = get_bit_generator()
-    if type(generator) is not np.random.MT19937:
-        return b""
-    return ctypes.string_at(generator.ctypes.state_address, MT19937_BYTES)
-
-
-def _read_python_memory() -> bytes:
-    """Return the memory of Python's generator; empty if it may not have the whole state."""
-    generator = getattr(random, "_inst", None)
-    if type(generator) is not random.Random or getattr(generator, "gauss_next", 0) is not None:
-        return b""
-    return _read_memory(generator, random.Random.__base__)
-
-
-def _read_memory(thing: Any, kind: Any = None) -> bytes:
-    """Return the bytes of an object after its header, up to the size of `kind`."""
-    header = object.__basicsize__
-    return ctypes.string_at(id(thing) + header, (kind or type(thing)).__basicsize__ - header)
-
-
-@functools.cache
-def _shows_left_normal() -> bool:
-    """Return whether the memory of NumPy's generator has the normal number left from a draw."""
-    if not hasattr(np.random.mtrand, "_rand"):
-        return False
-    generator = np.random.RandomState(1)
-    generator.standard_normal()
-    memory = _read_memory(generator)
-    generator.standard_normal()
-    return memory != _read_memory(generator)
-
+# --- surroundings ------------------------------------------------------------------
 
 _NAMESPACES = (
     torch, torch.nn.functional, torch.linalg, torch.special, torch.fft, torch.nn.Module,
@@ -486,10 +497,9 @@ class Surroundings:
             values.append([len(value) for key, value in entries.items() if key.endswith("_hooks")])
             values.append([(key, value) for key, value in entries.items() if _is_plain(value)])
         for module in self._modules:
-            values += (
-                (p.requires_grad, _count_hooks(p._backward_hooks), _count_hooks(_hooks_after(p)))
-                for p in module.parameters()
-            )
+            for p in module.parameters():
+                hooks = (p._backward_hooks or (), p._post_accumulate_grad_hooks or ())
+                values.append((p.requires_grad, *map(len, hooks)))
         for optimizer in self._optimizers:
             objects += (type(optimizer), type(optimizer).step, vars(optimizer).get("step"))
             values.append(len(optimizer._optimizer_step_pre_hooks))
@@ -497,7 +507,7 @@ class Surroundings:
         values += (
             len(torch_optimizer._global_optimizer_pre_hooks),
             len(torch_optimizer._global_optimizer_post_hooks),
-            [len(v) for k, v in vars(torch_module).items() if _is_hook_list(k, v)],
+            [len(v) for k, v in vars(torch_module).items() if re.fullmatch("_global_.*_hooks", k)],
         )
         return objects, values
 
@@ -533,15 +543,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, (bool, int, float, str))
-
-
-def _is_hook_list(name: str, value: Any) -> bool:
-    return name.startswith("_global_") and name.endswith("_hooks") and hasattr(value, "__len__")
-
-
-def _count_hooks(hooks: Any) -> int:
-    return len(hooks) if hooks else 0
-
-
-def _hooks_after(parameter: Any) -> Any:
-    return getattr(parameter, "_post_accumulate_grad_hooks", None)

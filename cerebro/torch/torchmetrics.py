@@ -58,6 +58,11 @@ def _has_batches(metric: Any) -> bool:
     return bool(metric.update_called)
 
 
+def last_value(metric: Any) -> Any:
+    """Return what a metric has computed for its last batch, or None."""
+    return metric._forward_cache
+
+
 def reset(value: Any) -> None:
     """Reset a metric or a collection, including what a wrapper's own ``reset`` leaves."""
     value.reset()
@@ -133,26 +138,22 @@ class Metrics:
                 "must make the same model from the same configuration"
             )
         for name, metric in self._metrics.items():
-            loaded = {
-                key: _copy_to_device(v, metric.device) for key, v in state[name]["state"].items()
-            }
-            _set_state(metric, state[name]["updates"], loaded, state[name].get("numbers", {}))
+            values = state[name]["state"].items()
+            copies = {key: _copy_to_device(value, metric.device) for key, value in values}
+            _set_state(metric, {**state[name], "state": copies})
 
     @contextlib.contextmanager
     def set_aside(self) -> Iterator[None]:
         """Reset all metrics in this block; restore their states at the end."""
         self._share()
-        saved = [
-            (m, m._update_count, dict(_list_values(m)), _changed_numbers(m))
-            for m in self._metrics.values()
-        ]
+        saved = [(metric, _state_of(metric)) for metric in self._metrics.values()]
         self.reset()
         try:
             yield
         finally:
             self.reset()
-            for metric, updates, values, changed in saved:
-                _set_state(metric, updates, values, changed)
+            for metric, state in saved:
+                _set_state(metric, state)
 
     def reset(self) -> None:
         for metric in self._metrics.values():
@@ -165,43 +166,37 @@ class Metrics:
             collection.items(copy_state=False)
 
 
-def _list_values(metric: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a metric's state; lists are copied, because ``reset`` empties them."""
-    for name in metric._defaults:
-        value = getattr(metric, name)
-        yield name, list(value) if isinstance(value, list) else value
+def _state_of(metric: Any) -> dict[str, Any]:
+    """Return a metric's state; lists are copied, because ``reset`` empties them.
+
+    A wrapper's numbers are in it if they differ from their first values.
+    """
+    values = {name: getattr(metric, name) for name in metric._defaults}
+    copies = {name: list(v) if isinstance(v, list) else v for name, v in values.items()}
+    numbers = {
+        name: getattr(metric, name)
+        for name, first in _numbers_of(metric).items()
+        if getattr(metric, name) != first
+    }
+    state = {"updates": metric._update_count, "state": copies}
+    return {**state, "numbers": numbers} if numbers else state
 
 
-def _set_state(
-    metric: Any, updates: int, values: Mapping[str, Any], changed: Mapping[str, Any]
-) -> None:
-    metric._update_count = updates
+def _set_state(metric: Any, state: Mapping[str, Any]) -> None:
+    metric._update_count = state["updates"]
     metric._computed = metric._forward_cache = None
-    for name, value in values.items():
+    for name, value in state["state"].items():
         setattr(metric, name, value)
-    for name, number in {**_numbers_of(metric), **changed}.items():
+    for name, number in {**_numbers_of(metric), **state.get("numbers", {})}.items():
         _set_number(metric, name, number)
 
 
-def _state_of(metric: Any) -> dict[str, Any]:
-    state: dict[str, Any] = {"updates": metric._update_count, "state": dict(_list_values(metric))}
-    changed = _changed_numbers(metric)
-    if changed:
-        state["numbers"] = changed
-    return state
-
-
 def _numbers_of(metric: Any) -> dict[str, float]:
+    """Return the numbers that a wrapper changes, with their first values."""
     firsts: dict[str, float] = {}
     for kind in _list_kinds(metric) & _NUMBERS.keys():
         firsts |= _NUMBERS[kind]
     return firsts
-
-
-def _changed_numbers(metric: Any) -> dict[str, Any]:
-    """Return a wrapper's numbers that differ from their first values."""
-    now = {name: getattr(metric, name) for name in _numbers_of(metric)}
-    return {name: value for name, value in now.items() if value != _numbers_of(metric)[name]}
 
 
 def _set_number(metric: Any, name: str, value: Any) -> None:

@@ -17,12 +17,13 @@ import torch
 
 import cerebro._core as _core
 from cerebro.data import Dataset
+from cerebro.data.derivation import Derivation, make_derivation
 from cerebro.data.manifest import checksum_of
 from cerebro.errors import InputError
 from cerebro.machine.devices import IN_WORKER, is_gpu
 from cerebro.machine.flags import compute_settings
 from cerebro.machine.imports import module_of
-from cerebro.model import Columns, make_getter
+from cerebro.model import Columns, column_names, make_getter
 
 OUTPUT = "output"  # the column of the network's own output if `layers` is a list
 
@@ -69,6 +70,18 @@ class Trunk:
         """Return the layers' outputs by column; stop after the deepest layer."""
         with self._evaluation_mode():
             return self._run(self._get(dict(batch)), whole=not self.order)
+
+    def derive(self, images: Dataset, batch_size: int, **options: Any) -> Derivation:
+        """Return the computation of the layers for all rows; see `make_derivation`."""
+        return make_derivation(
+            images,
+            self,
+            reads=column_names("inputs", self.inputs),
+            batch_size=batch_size,
+            framework="torch",
+            device=self.device,
+            **options,
+        )
 
     def wait(self) -> None:
         """Wait until the network's GPU has finished all work."""

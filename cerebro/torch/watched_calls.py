@@ -99,7 +99,9 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         elif name in DROPOUTS or name == "scaled_dot_product_attention":
             self._note_dropout(name, args, options)
         elif name == "batch_norm":
-            self._note_batch_norm(args, options)
+            if _get_argument(args, options, 1, "running_mean") is not None:
+                trains = bool(_get_argument(args, options, 5, "training", False))
+                self._note_mode("batch norm", trains)
         elif name in PAIRED:
             self._note_pair(args, result)
         elif name in SAME_VALUES:
@@ -117,10 +119,8 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
     def _note_loss(
         self, name: str, args: tuple[Any, ...], options: Mapping[str, Any], result: Any
     ) -> None:
-        output, target = (
-            _get_argument(args, options, 0, "input"),
-            _get_argument(args, options, 1, "target"),
-        )
+        output = _get_argument(args, options, 0, "input")
+        target = _get_argument(args, options, 1, "target")
         if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
             return
         ignored = int(options.get("ignore_index", -100))
@@ -132,16 +132,10 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
 
     def _note_dropout(self, name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         if name == "scaled_dot_product_attention":
-            share = _get_argument(args, options, 4, "dropout_p", 0.0)
-            if share:
+            if _get_argument(args, options, 4, "dropout_p", 0.0):
                 self._note_mode("dropout", True)
-            return
-        if _get_argument(args, options, 1, "p", 0.5):
+        elif _get_argument(args, options, 1, "p", 0.5):
             self._note_mode("dropout", bool(_get_argument(args, options, 2, "training", True)))
-
-    def _note_batch_norm(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-        if _get_argument(args, options, 1, "running_mean") is not None:
-            self._note_mode("batch norm", bool(_get_argument(args, options, 5, "training", False)))
 
     def _note_mode(self, kind: str, trains: bool) -> None:
         net_trains = any(net.training for net in self._nets)

@@ -19,7 +19,14 @@ import numpy as np
 import cerebro._core as _core
 from cerebro.machine import generators
 from cerebro.machine.devices import is_gpu
-from cerebro.model import BaseModel, declares_metrics, is_cpu_only, named_metrics, words_of
+from cerebro.model import (
+    BaseModel,
+    Unchecked,
+    declares_metrics,
+    is_cpu_only,
+    named_metrics,
+    words_of,
+)
 from cerebro.worker.diagnosis import layout
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.held_arrays import as_bytes, has_objects, is_array
@@ -42,7 +49,7 @@ _NOT_DETERMINISTIC = "training is not deterministic: the same batches twice gave
 
 _GENERATOR = "a random generator (a model that uses PyTorch's must set framework = 'torch')"
 
-_LISTED = re.compile(r"\.param_groups\[\d+\]\['params'\]\[\d+\]$|^model\._parameters\[\d+\]$")
+_LISTED = re.compile(r"\.param_groups\[\d+\]\['params'\]\[\d+\]$|^model\.parameters\[\d+\]$")
 """A parameter found only in an optimizer's list, or in the model's list of all parameters:
 `forward` has replaced it in the network by a new one, which is in the state.
 """
@@ -453,11 +460,12 @@ def iterate_children(value: Any) -> Iterator[tuple[str, Any]]:
         return
     module = type(value).__module__
     # Objects that only run a step are not state: a captured graph, a recorded or compiled program.
-    steps = ("cerebro.torch.graph", "cerebro.torch.recorded_step", "cerebro.jax.program")
+    steps = ("cerebro.torch.graph", "cerebro.torch.recorded_step")
     ours = ("cerebro._core", "cerebro.torch.parameter_order", *steps)
     numbered = ("flax.ids",)  # every flax module has a unique number
     modes = ("torch.autograd.grad_mode",)  # has the mode before its last use
-    if module.startswith((*ours, *numbered, *modes, "builtins", "numpy.random")):
+    skipped = (*ours, *numbered, *modes, "builtins", "numpy.random")
+    if isinstance(value, Unchecked) or module.startswith(skipped):
         return
     # A compiled network is a module of TorchDynamo; all its other objects only run a step.
     if module.startswith("torch._dynamo") and not hasattr(value, "_modules"):

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cerebro.machine.imports import PACKAGE, is_library
+from cerebro.model import Part
 from cerebro.worker.held_arrays import CONTAINERS, copy_value, digest, is_array
 
 MAX_DEPTH = 8
@@ -178,15 +179,13 @@ def _places_of(value: Any) -> Iterator[tuple[str, _Place]]:
         return
     for name in _slots_of(value):
         yield f".{name}", _Place(_Slots(value), name)
-    attributes = getattr(value, "__dict__", None)
-    if not isinstance(attributes, dict):
-        return
-    for name in sorted(attributes, key=lambda name: (name.startswith("_"), name)):
-        if name == "_modules":
-            for key in attributes[name]:
-                yield f".{key}", _Place(attributes[name], key)
-        elif name not in _PARTS and not name.startswith("__"):
-            yield f".{name}", _Place(attributes, name)
+    for attributes in _dicts_of(value):
+        for name in sorted(attributes, key=lambda name: (name.startswith("_"), name)):
+            if name == "_modules":
+                for key in attributes[name]:
+                    yield f".{key}", _Place(attributes[name], key)
+            elif name not in _PARTS and not name.startswith("__"):
+                yield f".{name}", _Place(attributes, name)
 
 
 def _slots_of(value: Any) -> list[str]:
@@ -204,8 +203,18 @@ def _slots_of(value: Any) -> list[str]:
 
 def attributes_of(value: Any) -> dict[str, Any]:
     """Return an object's attributes: those in its ``__dict__``, and in slots of user's classes."""
-    slots = {name: getattr(value, name) for name in _slots_of(value)}
-    return {**slots, **getattr(value, "__dict__", {})}
+    attributes = {name: getattr(value, name) for name in _slots_of(value)}
+    for own in _dicts_of(value):
+        attributes |= own
+    return {name: child for name, child in attributes.items() if not isinstance(child, Part)}
+
+
+def _dicts_of(value: Any) -> list[dict[str, Any]]:
+    """Return an object's ``__dict__``, and those of the parts of a model."""
+    own = getattr(value, "__dict__", None)
+    if not isinstance(own, dict):
+        return []
+    return [own, *(vars(part) for part in own.values() if isinstance(part, Part))]
 
 
 def _may_hold_arrays(value: Any) -> bool:

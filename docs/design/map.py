@@ -20,6 +20,13 @@ PICTURE = HERE / "map.svg"
 
 BOX, GAP, LINE, FLOOR = 214, 26, 14, 96
 LEFT_OUT = {"", "__main__"}  # importable from everywhere; only starts the command line
+LOW_DOORS = {
+    "callbacks",
+    "ray",
+    "results",
+    "searchers",
+    "torch",
+}  # open `integrations` when a name is first used
 
 
 def top_of(file: Path) -> str:
@@ -44,6 +51,8 @@ def imports() -> dict[str, set[str]]:
                 modules = [f"{node.module}.{alias.name}" for alias in node.names]
             for module in modules:
                 parts = module.split(".")
+                if parts[1:2] == ["integrations"] and own in LOW_DOORS:
+                    continue
                 if parts[0] == "cerebro" and len(parts) > 1 and parts[1] in names - {own}:
                     found[own].add(parts[1])
     found["cli"] |= {

@@ -245,8 +245,7 @@ def test_a_wait_in_the_step_refuses_the_capture_and_the_device_stays_usable(wait
 
     graphed, plain = model(graph=True), model(graph=True)
     for a_model, recorder in ((graphed, CudaRecorder(torch.device(GPU))), (plain, Never())):
-        a_model._loss = loss
-        a_model._objective = a_model._compile_objective()
+        a_model._objective._loss = loss
         a_model._train = a_model._compile_graphed(recorder)
     current = torch.cuda.current_stream()
     assert train(graphed) == train(plain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import sqlite3
+import time
 import warnings
 
 import numpy as np
@@ -514,7 +515,7 @@ def test_a_timeout_lets_trials_finish(data, tmp_path, monkeypatch):
                 self.now = 100.0
 
     clock = Passing()
-    monkeypatch.setattr(cerebro.optuna.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
     study = new_study()
     options = {"n_trials": 5, "timeout": 60, "run": tmp_path / "run", "run_callbacks": [clock]}
     result = optimize(study, data, build_x, **options)

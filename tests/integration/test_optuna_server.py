@@ -15,7 +15,7 @@ from test_optuna import content, new_study, optimize
 
 import cerebro
 from cerebro.errors import RunError
-from cerebro.searchers.optuna_terms import storage_errors
+from cerebro.integrations.optuna.terms import storage_errors
 
 optuna = pytest.importorskip("optuna")
 grpc = pytest.importorskip("grpc")

@@ -25,8 +25,8 @@ ray = pytest.importorskip("ray")
 tune = pytest.importorskip("ray.tune")
 from ray.tune import schedulers, search  # noqa: E402
 
+from cerebro.integrations.ray_tune.searcher import TuneSearcher  # noqa: E402
 from cerebro.ray import fit  # noqa: E402
-from cerebro.ray.tune.searcher import TuneSearcher  # noqa: E402
 
 OPTIONS: dict[str, Any] = {"batch_size": 16, "workers": 0, "progress": False, "validation": 0.25}
 SPACE = {"lr": tune.loguniform(*SPACE_LR)}

@@ -16,12 +16,17 @@ from tune_models import build, build_or_fail, line_data
 
 import cerebro
 from cerebro.errors import InputError, RunError
+from cerebro.integrations.ray_tune import engine as engine_module
+from cerebro.integrations.ray_tune import session as session_module
+from cerebro.integrations.ray_tune.engine import Spec
+from cerebro.integrations.ray_tune.requests import (
+    Checkpoint,
+    EpochRequest,
+    RequestedTrials,
+    TrainedEpoch,
+)
+from cerebro.integrations.ray_tune.session import Session, Work
 from cerebro.machine.wake_pipe import WakePipe
-from cerebro.ray.tune import engine as engine_module
-from cerebro.ray.tune import session as session_module
-from cerebro.ray.tune.engine import Spec
-from cerebro.ray.tune.requests import Checkpoint, EpochRequest, RequestedTrials, TrainedEpoch
-from cerebro.ray.tune.session import Session, Work
 
 SECONDS = 120
 

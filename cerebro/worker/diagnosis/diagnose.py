@@ -428,9 +428,8 @@ class _Diagnosis:
         configs = getattr(self._model, "_configs", ())  # of a LightningModule
         if any(getattr(config, "interval", "") == "step" for config in configs):
             return True
-        return getattr(self._model, "_scheduler_step", "") == "batch" and bool(
-            self._model._schedulers
-        )
+        updates = getattr(self._model, "_updates", None)  # of a `cerebro.torch.Model`
+        return updates is not None and updates.by_batch
 
     def _is_adversarial(self) -> bool:
         """Return whether several optimizers may oppose each other, so that no loss must fall."""

@@ -115,7 +115,7 @@ def test_hints_need_neither_numpy_nor_the_core() -> None:
 
 # What raises or prints a hint, with the package that is missing and the extra that has it.
 MISSING = [
-    ("optuna", "optuna", "cerebro.searchers.optuna_terms.import_optuna('x')"),
+    ("optuna", "optuna", "cerebro.integrations.optuna.terms.import_optuna('x')"),
     ("scipy", "search", "cerebro.searchers.quasi_random.QuasiRandomSearch()._sobol(1)"),
     ("matplotlib", "plots", "cerebro.report.plots.look.figure_class()"),
     ("sklearn", "demo", "cerebro.cli.demo.digits('nowhere')"),
@@ -124,7 +124,7 @@ MISSING = [
     ("ray", "ray", "cerebro.ray.trainable"),
     ("zmq", "cluster", "cerebro.cluster.keys.import_zmq()"),
     ("ray", "ray", "cerebro.ray.cluster.connection.import_ray()"),
-    ("ray", "ray", "cerebro.ray.tune.names.import_tune('x')"),
+    ("ray", "ray", "cerebro.ray.fit(None, None, param_space={})"),
 ]
 
 
@@ -136,8 +136,8 @@ def test_the_error_for_a_missing_module_names_its_extra(
     (tmp_path / "pictures").mkdir()
     code = (
         f"import sys; sys.modules[{module!r}] = None\n"
-        "import cerebro, cerebro.cli.demo, cerebro.ray.cluster.connection, cerebro.ray.tune.names\n"
-        "import cerebro.cluster.keys, cerebro.report.plots, cerebro.searchers.optuna_terms\n"
+        "import cerebro, cerebro.cli.demo, cerebro.ray.cluster.connection, cerebro.cluster.keys\n"
+        "import cerebro.report.plots, cerebro.integrations.optuna.terms\n"
         "import cerebro.searchers.quasi_random\n"
         f"try: {call}\n"
         "except cerebro.InputError as error: print(error)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -122,10 +123,11 @@ def test_keyword_tables_of_functions_that_forward_options() -> None:
     pytest.importorskip("optuna")
     pytest.importorskip("ray")
     search = set(inspect.signature(cerebro.search).parameters)
-    for function, words in (
-        (cerebro.optuna.optimize, keywords.OPTIMIZE),
-        (cerebro.ray.fit, keywords.FIT),
+    for name, function in (
+        ("optuna.optimize", cerebro.optuna.optimize),
+        ("ray_tune.fit", cerebro.ray.fit),
     ):
+        words = importlib.import_module(f"cerebro.integrations.{name}").WORDS
         own = set(inspect.signature(function).parameters)
         assert own.isdisjoint(words)
         assert {word for word in words.values() if " " not in word} <= own | search
@@ -141,8 +143,10 @@ def test_table_of_the_torch_model() -> None:
 def test_table_of_the_search_with_folds() -> None:
     pytest.importorskip("sklearn")
     own = set(inspect.signature(cerebro.sklearn.SearchCV).parameters)
-    assert own.isdisjoint(keywords.SEARCH_CV)
-    assert {word for word in keywords.SEARCH_CV.values() if " " not in word} <= own
+    from cerebro.integrations.sklearn.search_cv import WORDS
+
+    assert own.isdisjoint(WORDS)
+    assert {word for word in WORDS.values() if " " not in word} <= own
     search = cerebro.sklearn.SearchCV(None, {}, epochs=3)
     assert search.get_params()["epochs"] == 3
 

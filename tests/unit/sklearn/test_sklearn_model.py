@@ -33,7 +33,7 @@ from sklearn import (
 from sklearn.tree import DecisionTreeClassifier
 
 import cerebro.sklearn
-from cerebro.sklearn.steps import learn
+from cerebro.integrations.sklearn.steps import learn
 
 UNITS, BATCHES, ROWS = 4, 2, 30
 

@@ -20,6 +20,9 @@ torchmetrics = pytest.importorskip("torchmetrics")
 from torch.nn import functional  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
+from cerebro.integrations.lightning.model import BatchForm  # noqa: E402
+from cerebro.integrations.lightning.module import overrides  # noqa: E402
+from cerebro.integrations.lightning.trainer import CONSTANTS  # noqa: E402
 from cerebro.torch import from_lightning  # noqa: E402
 
 UNITS, BATCHES, ROWS, EPOCHS = 3, 3, 6, 3
@@ -170,7 +173,7 @@ def by_cerebro(kind, hops, pairs=True, **options):
             if hops:
                 model = hopped(model, build)
         metrics = {}
-        if model._validates:
+        if overrides(model.net, "validation_step"):
             metrics = {f"val_{k}": v for k, v in model.evaluate(VALID).items()}
             if hops:
                 model = hopped(model, build)
@@ -667,6 +670,28 @@ def test_mistakes_are_explained():
         built(Saver).end_epoch(0, {})
     with pytest.raises(InputError, match="Gan has no validation_step"):
         built(Gan, pairs=False).evaluate(VALID)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "for_steps", "for_forward"),
+    [
+        (None, {"x": 1, "y": 2}, (({"x": 1, "y": 2},), {})),
+        ("x", 1, ((1,), {})),
+        (["x", "y"], [1, 2], ((1,), {})),
+        (["y"], [2], ((2,), {})),
+        ({"a": "y"}, {"a": 2}, ((), {"a": 2})),
+    ],
+)
+def test_inputs_give_the_form_of_batches(inputs, for_steps, for_forward):
+    form, batch = BatchForm(inputs, None), {"x": 1, "y": 2}
+    assert form.arrange(batch) == for_steps
+    assert form.call(lambda *args, **kwargs: (args, kwargs), batch) == for_forward
+
+
+def test_constants_are_those_of_lightnings_trainer():
+    theirs = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+    names = CONSTANTS.keys() - {"precision_plugin", "log_dir"}
+    assert {name: CONSTANTS[name] for name in names} == {n: getattr(theirs, n) for n in names}
 
 
 def test_error_for_an_unconverted_module_names_from_lightning():

@@ -50,7 +50,7 @@ def test_products_match_pytorch_bit_for_bit(blas, rows, inner, columns, transpos
             assert found is not None
             expected = func(*args, out=out).clone()
             out.fill_(torch.nan)
-            found.prepare()()
+            found.compute()
             assert same(out, expected)
 
 

@@ -247,7 +247,7 @@ def test_loss_parameters_are_matched_by_name():
     second = hopped(first, of_loss(["shift", "scale"]))
     train(second, range(3, 6))
     assert_equal(straight, second)
-    assert torch.equal(straight._loss.shift, second._loss.shift)
+    assert torch.equal(straight._objective._loss.shift, second._objective._loss.shift)
 
 
 class Tied(torch.nn.Module):

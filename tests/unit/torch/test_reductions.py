@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import cerebro._core as _core  # noqa: E402
-from cerebro.torch import reductions  # noqa: E402
+from cerebro.torch import native_calls  # noqa: E402
 from cerebro.torch.native_calls import make_native_call  # noqa: E402
 
 ATEN = torch.ops.aten
@@ -16,13 +16,13 @@ LOSS, GRADIENT = ATEN.nll_loss_forward.output, ATEN.nll_loss_backward.grad_input
 
 @pytest.fixture
 def sums():
-    if not reductions._find_block():
+    if not native_calls._find_block():
         pytest.skip("this PyTorch adds columns up in another order")
 
 
 @pytest.fixture
 def losses():
-    if not reductions._adds_losses():
+    if not native_calls._adds_losses():
         pytest.skip("this PyTorch adds losses up in another order")
 
 
@@ -45,7 +45,7 @@ def computed(func, args, **outs):
     expected = [out.clone() for out in outs.values()]
     for out in outs.values():
         out.fill_(torch.nan)
-    found.prepare()()
+    found.compute()
     assert all(map(same, outs.values(), expected))
     return True
 
@@ -103,10 +103,10 @@ def test_other_losses_are_left_to_pytorch():
 def test_a_target_that_is_no_class_is_refused_as_by_pytorch(losses):
     likelihoods, target = torch.log_softmax(numbers(8, 3), 1), torch.arange(8) % 3
     outs = {"output": torch.empty(()), "total_weight": torch.empty(())}
-    found = make_native_call(LOSS, LOSS, [likelihoods, target, None, 1, -100], outs).prepare()
+    found = make_native_call(LOSS, LOSS, [likelihoods, target, None, 1, -100], outs).compute
     gradient = torch.full((8, 3), 5.0)
     args = [outs["output"], likelihoods, target, None, 1, -100, outs["total_weight"]]
-    back = make_native_call(GRADIENT, GRADIENT, args, {"grad_input": gradient}).prepare()
+    back = make_native_call(GRADIENT, GRADIENT, args, {"grad_input": gradient}).compute
     for wrong in (3, -1, 2**62):
         target[4] = wrong
         with pytest.raises(IndexError, match=rf"Target {wrong} is out of bounds"):
@@ -117,9 +117,9 @@ def test_a_target_that_is_no_class_is_refused_as_by_pytorch(losses):
 
 
 def test_reductions_are_left_to_a_pytorch_with_another_order(monkeypatch):
-    monkeypatch.setattr(reductions, "have_same_floats", lambda one, two: False)
-    assert reductions._find_block.__wrapped__() == 0
-    assert not reductions._adds_losses.__wrapped__()
+    monkeypatch.setattr(native_calls, "have_same_floats", lambda one, two: False)
+    assert native_calls._find_block.__wrapped__() == 0
+    assert not native_calls._adds_losses.__wrapped__()
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from cerebro.torch import step_state  # noqa: E402
-from cerebro.torch.graph import Different  # noqa: E402
-from cerebro.torch.step_state import Gradients, StepState  # noqa: E402
+from cerebro.machine import generators  # noqa: E402
+from cerebro.torch.step_state import Different, Gradients, StepState  # noqa: E402
 
 
 class Many(nn.Module):
@@ -233,106 +232,41 @@ def test_memory_that_a_tensor_has_left_is_not_touched(net, state):
         assert state._listing.find_difference(before.tensors) is None
 
 
-GENERATORS = {
-    "python": (random.random, (random, "setstate")),
-    "numpy": (np.random.standard_normal, (np.random, "set_state")),
-    "torch": (lambda: torch.rand(1).item(), (torch, "set_rng_state")),
+DRAWS = {
+    "python": random.random,
+    "python_gauss": lambda: random.gauss(0, 1),
+    "numpy": np.random.standard_normal,
+    "torch": lambda: torch.rand(1).item(),
 }
 
 
-@pytest.mark.parametrize("name", GENERATORS)
-def test_only_generators_that_differ_are_restored(name, state, monkeypatch):
-    draw, _ = GENERATORS[name]
-    set_again = []
-    for other, (_, (module, function)) in GENERATORS.items():
-        real = getattr(module, function)
-        monkeypatch.setattr(
-            module, function, lambda s, other=other, real=real: (set_again.append(other), real(s))
-        )
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("name", DRAWS)
+def test_generators_are_compared_and_restored(name, in_memory, state, monkeypatch):
+    if not in_memory:
+        monkeypatch.setattr(generators, "find_memory", lambda: None)
+    draw = DRAWS[name]
     with state.list_once():
         before = state.copy_values()
         expected = draw()
         after = state.copy_values()
         with pytest.raises(Different, match=r"draws from a random generator of the host \("):
             state.require(before)
-        state.restore(before, after)
-        assert set_again == [name]
-        state.require(before)
-        assert draw() == expected
-        state.restore(before)
-        assert sorted(set_again[1:]) == sorted(GENERATORS)
-        assert draw() == expected
+        state.require(after)
+        for drawn in (after, None):
+            state.restore(before, drawn)
+            state.require(before)
+            assert draw() == expected
 
 
-def test_the_state_of_numpy_is_read_once_while_nothing_is_drawn(state, monkeypatch):
-    np.random.seed(1)
-    step_state._read_last.read_numpy()
-    np.random.seed(2)
-    read, reads = np.random.get_state, []
-    monkeypatch.setattr(np.random, "get_state", lambda **o: (reads.append(1), read(**o))[1])
+def test_generators_that_have_not_drawn_are_left_alone(state, monkeypatch):
     with state.list_once():
         before = state.copy_values()
-        state.require(before)
-        assert state.copy_values().generators["numpy"] is before.generators["numpy"]
-        assert len(reads) == 1
-        np.random.rand()
-        with pytest.raises(Different, match="a random generator of the host \\(numpy"):
-            state.require(before)
-        assert len(reads) == 2
-        state.restore(before)
-        state.require(before)
-        assert len(reads) == 3
-    with state.list_once():
-        state.copy_values()
-        assert len(reads) == 3
-    monkeypatch.setattr(step_state, "_shows_left_normal", lambda: False)
-    with state.list_once():
-        state.copy_values()
-        state.copy_values()
-        assert len(reads) == 4
+        monkeypatch.setattr(generators, "restore", lambda state: pytest.fail("nothing was drawn"))
+        state.restore(before, state.copy_values())
 
 
-def test_the_state_of_python_is_read_once_while_nothing_is_drawn(state, monkeypatch):
-    random.seed(1)
-    read, reads = random.getstate, []
-    monkeypatch.setattr(random, "getstate", lambda: (reads.append(1), read())[1])
-    for _ in range(2):
-        with state.list_once():
-            before = state.copy_values()
-            state.require(before)
-            assert len(reads) == 1
-    with state.list_once():
-        for draw in (random.random, lambda: random.gauss(0, 1), lambda: random.gauss(0, 1)):
-            before = state.copy_values()
-            draw()
-            with pytest.raises(Different, match="a random generator of the host \\(python"):
-                state.require(before)
-            after = state.copy_values()
-            expected = read()
-            assert after.generators["python"] == expected
-            state.restore(before, after)
-            assert read() == before.generators["python"] != expected
-            state.restore(after)
-
-
-def test_generators_are_read_every_time_if_their_memory_is_unreliable(state, monkeypatch):
-    monkeypatch.setattr(step_state, "_read_memory", lambda thing, kind=None: b"always this")
-    assert state  # the generators are read every time
-    for _ in range(2):
-        with state.list_once():
-            before = state.copy_values()
-            random.random()
-            with pytest.raises(Different, match="a random generator of the host \\(python"):
-                state.require(before)
-
-
-def test_numpys_memory_shows_a_cached_normal_number():
-    assert step_state._shows_left_normal.__wrapped__()
-
-
-@pytest.mark.parametrize("shows", [True, False])
-def test_a_cached_normal_number_set_between_comparisons_is_restored(shows, state, monkeypatch):
-    monkeypatch.setattr(step_state, "_shows_left_normal", lambda: shows)
+def test_a_cached_normal_number_set_between_comparisons_is_restored(state):
     np.random.seed(1)
     with state.list_once():
         state.copy_values()
@@ -353,21 +287,11 @@ def test_a_cached_normal_number_is_compared_and_restored(state):
         before = state.copy_values()
         expected = np.random.standard_normal()
         after = state.copy_values()
-        with pytest.raises(Different, match="a random generator of the host \\(numpy's position"):
+        with pytest.raises(Different, match="a random generator of the host \\(numpy_gauss"):
             state.require(before)
         state.require(after)
         state.restore(before, after)
-        with pytest.raises(Different, match="a random generator of the host \\(numpy's position"):
+        with pytest.raises(Different, match="a random generator of the host \\(numpy_gauss"):
             state.require(after)
         state.require(before)
         assert np.random.standard_normal() == expected
-
-
-def test_another_numpy_generator_is_compared(state, monkeypatch):
-    monkeypatch.setattr(step_state, "_read_numpy_words", lambda: b"")
-    with state.list_once():
-        before = state.copy_values()
-        state.require(before)
-        np.random.rand()
-        with pytest.raises(Different):
-            state.require(before)

@@ -518,7 +518,7 @@ class Wanting(torch.nn.Module):
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_values_of_a_collator_are_moved_as_by_the_trainer(device):
-    from cerebro.torch.transformers import _move_to_device
+    from cerebro.integrations.transformers import _move_to_device
 
     value = torch.zeros(2)
     targets = [{"boxes": value, "pair": (value, "x"), 3: None}]

@@ -1,0 +1,1 @@
+"""Keras 3 models, on PyTorch or JAX: `model.py` trains them, `variables.py` names their state."""

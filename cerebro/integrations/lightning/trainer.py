@@ -1,0 +1,227 @@
+"""The object that a LightningModule uses as ``self.trainer``: facts, optimizers, backward.
+
+It has the attributes that modules read from Lightning's Trainer while they train. Reading any other
+attribute raises an error that names the attribute.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cerebro.errors import InputError
+from cerebro.integrations.lightning.module import import_part
+from cerebro.model import Info
+
+# Missing attributes and what to use instead. The error for other attributes has no advice.
+_CURES = {
+    "save_checkpoint": "states are kept by the search: trial.load(), trial.export()",
+    "fit": "the search trains",
+    "validate": "give search(validation=...)",
+    "test": "use trial.evaluate(data)",
+    "datamodule": "data come from cerebro.shard: read info in build",
+    "train_dataloader": "data come from cerebro.shard: use num_training_batches",
+    "val_dataloaders": "data come from cerebro.shard",
+    "checkpoint_callback": "states are kept by the search",
+    "profiler": "profile with Lightning's own Trainer",
+    "fit_loop": "use current_epoch, global_step or num_training_batches",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of ``lightning.Trainer`` that a search leaves to the user."""
+
+    accumulate_grad_batches: int
+    gradient_clip_val: float | None
+    gradient_clip_algorithm: str | None
+    precision: str
+
+
+class Hooks:
+    """Calls the hooks of a module; `running` is the name of the innermost one, or None."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.running: str | None = None
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        before, self.running = self.running, name
+        try:
+            return getattr(self._module, name)(*args, **kwargs)
+        finally:
+            self.running = before
+
+
+class Clipping:
+    """The object ``self.trainer.precision_plugin``."""
+
+    def clip_gradients(
+        self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: str = "norm"
+    ) -> None:
+        if clip_val <= 0:
+            return
+        parameters = [item for group in optimizer.param_groups for item in group["params"]]
+        if gradient_clip_algorithm == "value":
+            torch.nn.utils.clip_grad_value_(parameters, clip_value=clip_val)
+        else:
+            torch.nn.utils.clip_grad_norm_(parameters, clip_val)
+
+
+CONSTANTS = {
+    **dict.fromkeys(("predicting", "testing", "sanity_checking"), False),
+    **dict.fromkeys(("barebones", "fast_dev_run"), False),
+    **dict.fromkeys(("min_epochs", "progress_bar_callback", "log_dir"), None),
+    **dict.fromkeys(("world_size", "num_devices", "num_nodes"), 1),
+    **dict.fromkeys(("global_rank", "local_rank", "node_rank"), 0),
+    "is_global_zero": True,
+    "max_steps": -1,
+    "log_every_n_steps": 50,
+    "check_val_every_n_epoch": 1,
+    "precision_plugin": Clipping(),
+}
+"""What a module may read, and what is always the same in a search."""
+
+
+class Trainer:
+    """A stand-in for Lightning's Trainer: the trial's position, and what a module reads.
+
+    It also has the attributes of its `Options`, and those in `CONSTANTS`.
+    """
+
+    def __init__(
+        self, module: Any, info: Info, device: Any, options: Options, hooks: Hooks
+    ) -> None:
+        vars(self).update(CONSTANTS, **vars(options), loggers=[], callbacks=[])
+        self.lightning_module = self.model = module
+        self.current_epoch = self.global_step = 0
+        self.batch_index = -1  # index of the last batch in its epoch
+        self.max_epochs = info.epochs
+        self._steps = list(info.steps) or [info.steps_per_epoch] * info.epochs
+        self.num_val_batches: list[float] = []
+        self._noted: dict[str, Any] = {}
+        self.read_logs: Callable[[], Iterable[tuple[str, Any]]] | None = None
+        self.validating = False
+        self.optimizers: list[Any] = []
+        self.lr_scheduler_configs: list[Any] = []
+        self.strategy = Strategy(module, device, hooks)
+        self.logger = import_part(module, "loggers.logger").DummyLogger()
+
+    def set_optimizers(self, optimizers: Sequence[Any], schedules: Sequence[Any]) -> None:
+        """Note what ``configure_optimizers`` has returned; see `read_optimizers`."""
+        module = self.lightning_module
+        self.optimizers, self.lr_scheduler_configs = list(optimizers), list(schedules)
+        kind = import_part(module, "core.optimizer").LightningOptimizer
+        for optimizer in optimizers:
+            wrapped = kind(optimizer)
+            wrapped._strategy = self.strategy
+            if not module.automatic_optimization:
+                wrapped._on_after_step = self.count_step
+            self.strategy._lightning_optimizers.append(wrapped)
+
+    def count_step(self) -> None:
+        self.global_step += 1
+
+    evaluating = property(operator.attrgetter("validating"))
+
+    @property
+    def training(self) -> bool:
+        return not self.validating
+
+    @property
+    def num_training_batches(self) -> int:
+        """The number of batches in the current epoch."""
+        return self._steps[min(self.current_epoch, len(self._steps) - 1)]
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        """The number of updates in all epochs."""
+        return sum(math.ceil(steps / self.accumulate_grad_batches) for steps in self._steps)
+
+    @property
+    def is_last_batch(self) -> bool:
+        return self.batch_index + 1 == self.num_training_batches
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the window of ``accumulate_grad_batches`` needs more batches."""
+        is_full = (self.batch_index + 1) % self.accumulate_grad_batches == 0
+        return not is_full and not self.is_last_batch
+
+    @property
+    def callback_metrics(self) -> dict[str, Any]:
+        """The logged values by name, with those that `read_logs` adds."""
+        if self.read_logs is not None:
+            self._noted.update(self.read_logs())
+        return self._noted
+
+    @callback_metrics.setter
+    def callback_metrics(self, values: dict[str, Any]) -> None:
+        self._noted = values
+
+    logged_metrics = callback_metrics
+
+    @property
+    def should_stop(self) -> bool:
+        return False
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        if value:
+            raise InputError(
+                "the module sets self.trainer.should_stop: a trial ends by search(stop=...) instead"
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        cure = f": {_CURES[name]}" if name in _CURES else ""
+        raise AttributeError(f"self.trainer.{name} does not exist in a Cerebro search{cure}")
+
+
+class Strategy:
+    """The object ``self.trainer.strategy``."""
+
+    def __init__(self, module: Any, device: Any, hooks: Hooks) -> None:
+        self.lightning_module = self.model = self._module = module
+        self._hooks = hooks
+        self.root_device = device
+        self.is_global_zero = True
+        self._lightning_optimizers: list[Any] = []
+
+    def backward(self, loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        self._hooks.call("on_before_backward", loss)
+        self._module.backward(loss, *args, **kwargs)
+        self._hooks.call("on_after_backward")
+        return loss.detach()
+
+    def optimizer_step(
+        self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
+        """Step an optimizer; run the hook and clip gradients between closure and update."""
+        module, trainer = self._module, self._module.trainer
+
+        def wrapped() -> Any:
+            result = closure()
+            self._hooks.call("on_before_optimizer_step", optimizer)
+            if module.automatic_optimization:
+                self._hooks.call(
+                    "configure_gradient_clipping",
+                    optimizer,
+                    gradient_clip_val=trainer.gradient_clip_val,
+                    gradient_clip_algorithm=trainer.gradient_clip_algorithm,
+                )
+            return result
+
+        return optimizer.step(closure=wrapped, **kwargs)
+
+    def all_gather(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return tensor
+
+    reduce = all_gather
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing, because there are no other processes to wait for."""

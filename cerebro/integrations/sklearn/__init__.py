@@ -1,0 +1,1 @@
+"""scikit-learn: models that learn batch by batch, and searches in its style."""

@@ -1,1 +1,0 @@
-"""Run searches that Ray Tune controls; `cerebro.ray.trainable` and `fit` are public. Internal."""

@@ -1,0 +1,214 @@
+"""The loss and the metrics of a batch, and the metrics of a whole pass."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from cerebro.errors import InputError
+from cerebro.model import Batch, Columns, Part, loss_of, make_getter
+from cerebro.torch.outputs import detach_value
+from cerebro.torch.row_weights import weighted_mean
+from cerebro.torch.torchmetrics import (
+    Metrics,
+    accumulates,
+    extract_numbers,
+    flatten_collections,
+    is_metric,
+    is_updated,
+    reset,
+)
+
+Function = Callable[..., Any]
+
+
+class Meters(Part):
+    """The metrics of a whole pass: torchmetrics metrics, and functions of all outputs and targets.
+
+    `metrics` are all torchmetrics metrics of the model, `accumulating` those that the user has
+    named, `whole` the functions by name.
+    """
+
+    def __init__(
+        self, metrics: Metrics, accumulating: Mapping[str, Any], whole: Mapping[str, Function]
+    ) -> None:
+        self._meters = metrics
+        self._accumulating = accumulating
+        self._epoch_metrics = whole
+        self.needs_updates, self.needs_outputs = bool(accumulating), bool(whole)
+        self._returned: dict[str, str] = {}  # metrics that step returned: their paths by name
+
+    def __bool__(self) -> bool:
+        """Return whether there are torchmetrics metrics."""
+        return bool(self._meters)
+
+    def update(self, *given: Any) -> None:
+        """Update the named torchmetrics metrics with a batch's output and target."""
+        for metric in self._accumulating.values():
+            metric.update(*given)
+
+    def keep_returned(self, returned: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a step's values, detached; keep torchmetrics metrics for the end of the epoch."""
+        if not self._meters:
+            return {name: detach_value(value) for name, value in returned.items()}
+        values = {}
+        for name, value in flatten_collections(returned):
+            if not is_metric(value):
+                values[name] = detach_value(value)
+                continue
+            path = self._meters.name_of(value)
+            if path is None:
+                raise InputError(
+                    f"the step returned a {type(value).__name__} as {name!r}, which is not a part "
+                    "of net: make it an attribute of the network"
+                )
+            self._returned[name] = path
+        return values
+
+    def compute(self) -> dict[str, float]:
+        """Return the values of the torchmetrics metrics that have accumulated batches."""
+        metrics = {name: item for name, item in self._accumulating.items() if is_updated(item)}
+        metrics |= {name: self._meters.metric(path) for name, path in self._returned.items()}
+        values: dict[str, float] = {}
+        with torch.no_grad():
+            for name, metric in metrics.items():
+                values.update(extract_numbers(name, metric.compute(), metric))
+        return values
+
+    def compute_whole(self, *given: Any) -> dict[str, float]:
+        """Return the values of the functions of all outputs, and of all targets if given."""
+        values: dict[str, float] = {}
+        for name, metric in self._epoch_metrics.items():
+            with torch.no_grad():
+                value = metric(*given)
+            if accumulates(metric):
+                reset(metric)  # it would keep all passes
+            values.update(extract_numbers(name, value, metric))
+        return values
+
+    @contextlib.contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Reset torchmetrics metrics for this block, and restore their states at the end."""
+        returned, self._returned = self._returned, {}
+        try:
+            with self._meters.set_aside():
+                yield
+        finally:
+            self._returned = returned
+
+    def reset(self) -> None:
+        self._meters.reset()
+        self._returned = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"metrics": self._meters.state_dict(), "returned": dict(self._returned)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._meters.load_state_dict(state["metrics"])
+        self._returned = dict(state["returned"])
+
+
+class Objective(Part):
+    """Computes the loss and the metrics of a batch: by the user's step, or from the output."""
+
+    def __init__(
+        self,
+        net: Any,
+        forward: Callable[[Batch], Any],
+        *,
+        loss: Function | None,
+        metrics: Mapping[str, Function],
+        meters: Meters,
+        step: Function | None,
+        target: Columns | None,
+        weight: str | None,
+        autocast: Any,
+    ) -> None:
+        self.net = net
+        self._forward = forward
+        self._loss, self.has_loss = loss, loss is not None
+        self._metrics = metrics
+        self.meters = meters
+        self._step = step
+        self.weight = weight
+        self.autocast = autocast
+        # If the network computes the loss by itself, batches may lack the target.
+        needed = (loss is not None, metrics, meters.needs_outputs, meters.needs_updates)
+        self._get_target = None if target is None or not any(needed) else make_getter(target)
+        self._no_grad = torch.no_grad()
+
+    def __call__(self, batch: Batch) -> tuple[dict[str, Any], Any, Any, Any]:
+        """Return values by metric, the loss with its graph, the output and the target.
+
+        Output and target are None if the user's step computes the loss.
+        """
+        compute = self._compute if self._step is None else self._call_step
+        if self.autocast is None:
+            return compute(batch)
+        with self.autocast:
+            return compute(batch)
+
+    def predict(self, batch: Batch) -> Any:
+        """Return the network's output."""
+        if self.autocast is None:
+            return self._forward(batch)
+        with self.autocast:
+            return self._forward(batch)
+
+    def _compute(self, batch: Batch) -> tuple[dict[str, Any], Any, Any, Any]:
+        output, target = self._forward(batch), None
+        given: tuple[Any, ...] = (output,)
+        if self._get_target is not None:
+            target = self._get_target(batch)
+            given = (output, target)
+        loss = loss_of(output) if self._loss is None else self._loss(*given)
+        if self.weight is None:
+            _check_loss(loss, self._loss)
+            values: dict[str, Any] = {"loss": loss.detach()}
+        else:
+            loss, total = weighted_mean(loss, batch, self.weight, required=self.net.training)
+            values = {"loss": (loss.detach(), total)}
+        if self._metrics or self.meters.needs_updates:
+            with self._no_grad:
+                for name, metric in self._metrics.items():
+                    values[name] = metric(*given)
+                self.meters.update(*given)
+        return values, loss, output, target
+
+    def _call_step(self, batch: Batch) -> tuple[dict[str, Any], Any, None, None]:
+        assert self._step is not None
+        returned = self._step(self.net, batch)
+        if not isinstance(returned, Mapping) or "loss" not in returned:
+            raise InputError(f"step must return a dict with 'loss', not {returned!r}")
+        loss = returned["loss"]
+        if isinstance(loss, tuple):
+            loss = loss[0]
+        if self.net.training and not isinstance(loss, torch.Tensor):
+            raise InputError(
+                f"step returned a loss of type {type(loss).__name__}, with which Cerebro cannot "
+                "call backward(): return the tensor itself, without .item(), float() or .numpy()"
+            )
+        return self.meters.keep_returned(returned), loss, None, None
+
+
+def _check_loss(loss: Any, function: Any) -> None:
+    """Raise InputError unless a loss is a tensor; `function` is None if the network computed it."""
+    if isinstance(loss, torch.Tensor):
+        return
+    kind = type(loss).__name__
+    if function is None:
+        raise InputError(
+            "loss=None takes the loss from the network's output, where it must be one tensor, not "
+            f"a value of type {kind}: give loss=, or for several values step="
+        )
+    if isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", type(function).__name__)
+    raise InputError(
+        f"loss must return one tensor, the mean over the batch's rows, but {name} returned a value "
+        f"of type {kind}: return the tensor itself; for several values use step="
+    )
