@@ -23,7 +23,6 @@ import torch
 import cerebro._core as _core
 from cerebro.arguments import TORCH_MODEL, check_real_number, check_whole_number, explain_keywords
 from cerebro.data import Dataset
-from cerebro.data.depots import move_batch
 from cerebro.errors import InputError
 from cerebro.machine.devices import build_device
 from cerebro.model import BaseModel, Batch, Columns, Words, check_batch, check_metrics, column_names
@@ -249,7 +248,6 @@ class Model(BaseModel):
         self._optimizers, self._schedulers = optimizers, schedulers
         self.channels_last = any(map(is_channels_last, net.parameters()))
         self._network = Network(net, loss, optimizers, is_partial=state == "trainable")
-        self._device = self._network.device
         on_cpu = self._device.type == "cpu"
         autocast, scaler = make_amp(amp, self._device.type)
         self._meters = Meters(metered, accumulating, whole)
@@ -291,6 +289,10 @@ class Model(BaseModel):
                 self.record()
 
     @property
+    def _device(self) -> Any:
+        return self._network.device
+
+    @property
     def accumulate(self) -> int:
         """Batches per update; see the argument."""
         return self._updates.accumulate
@@ -318,7 +320,7 @@ class Model(BaseModel):
             The loss, a detached 0-d tensor, and the metrics. With `weight` the loss is a pair with
             the sum of the batch's weights.
         """
-        batch = self._place_batch(batch)
+        batch = self._network.place_batch(batch)
         try:
             return self._train(batch)
         except KeyError:
@@ -444,7 +446,7 @@ class Model(BaseModel):
         """Return the network's output for a batch, in evaluation mode, without gradients."""
         if self.net.training:
             self.net.eval()
-        batch = self._place_batch(batch)
+        batch = self._network.place_batch(batch)
         try:
             with torch.no_grad():
                 return self._objective.predict(batch)
@@ -653,7 +655,7 @@ class Model(BaseModel):
             )
         if self.net.training:
             self.net.eval()
-        batch = self._place_batch(batch)
+        batch = self._network.place_batch(batch)
         try:
             with torch.no_grad():
                 values, _, output, target = self._objective(batch)
@@ -684,12 +686,6 @@ class Model(BaseModel):
 
     def _join(self, parts: list[Any]) -> Any:
         return join_outputs(parts)
-
-    def _place_batch(self, batch: Batch) -> Batch:
-        if self._device.type != "cuda":
-            return batch
-        away = (isinstance(v, torch.Tensor) and not v.is_cuda for v in batch.values())
-        return move_batch(batch, self._device) if any(away) else batch
 
     def _explain_missing_column(self, batch: Batch, with_target: bool = True) -> None:
         """Raise InputError if a KeyError was caused by a column that the batch lacks."""

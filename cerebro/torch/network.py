@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from cerebro.data.depots import move_batch
 from cerebro.errors import InputError
-from cerebro.model import Part
+from cerebro.model import Batch, Part
 from cerebro.torch.optimizer_step import groups_of
 from cerebro.torch.parameter_order import ParameterNames
 from cerebro.torch.state import frozen_names, gradients_of, load_gradients, load_net
@@ -24,6 +25,7 @@ class Network(Part):
         self.net, self._loss = net, loss
         self._optimizers = optimizers
         self._parameters = self._list_parameters()
+        self.device = self._parameters[0].device
         self.names = ParameterNames(net, loss)
         self._built_with = len(self._parameters)
         self._grown: list[Any] = []  # parameters of layers that were added in training
@@ -44,10 +46,6 @@ class Network(Part):
     def parameters(self) -> list[Any]:
         """The network's parameters in order, then others of the optimizers: always one list."""
         return self._parameters
-
-    @property
-    def device(self) -> Any:
-        return self._parameters[0].device
 
     def _list_parameters(self) -> list[Any]:
         theirs = (p for group in groups_of(self._optimizers) for p in group["params"])
@@ -71,6 +69,13 @@ class Network(Part):
             )
             self._parameters[self._built_with :] = self._grown
         return bool(new)
+
+    def place_batch(self, batch: Batch) -> Batch:
+        """Return a batch on the network's GPU, if it has one."""
+        if self.device.type != "cuda":
+            return batch
+        away = (isinstance(v, torch.Tensor) and not v.is_cuda for v in batch.values())
+        return move_batch(batch, self.device) if any(away) else batch
 
     def set_training_mode(self) -> None:
         self.net.train()
