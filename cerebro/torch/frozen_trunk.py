@@ -12,9 +12,9 @@ import torch
 
 from cerebro.arguments import check_whole_number
 from cerebro.data import Dataset
+from cerebro.data.derivation import MakesShards, check_executor
 from cerebro.data.derive import check_budget, make_recipe, parse_budget, write
 from cerebro.data.manifest import FILE_NAME
-from cerebro.data.derivation import MakesShards, check_executor
 from cerebro.errors import InputError
 from cerebro.machine.devices import explain_gpu_memory_errors, use_device
 from cerebro.machine.files import path_of
