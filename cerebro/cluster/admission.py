@@ -10,18 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shutil
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor as Threads
 from concurrent.futures import wait
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from cerebro.cluster.agents import Agent, Cluster, Node
-from cerebro.cluster.messages import NodeReport
+from cerebro.cluster.hub import AgentError, Hub, Node, RemoteAgent, describe_cause
+from cerebro.cluster.messages import Begin, DataAt, NodeReport
+from cerebro.cluster.placement import Placement
 from cerebro.cluster.supply import Supply
+from cerebro.cluster.workers import Membership, RemoteWorker
 from cerebro.errors import InputError
+from cerebro.executors.local import pickle_context
 from cerebro.machine import environment
 from cerebro.machine.devices import CUBLAS_VARIABLE, CUBLAS_WORKSPACE, is_gpu
 from cerebro.worker.messages import Note, RunContext
@@ -33,23 +40,130 @@ TOKEN = ".cerebro-"
 OLD_TOKEN_SECONDS = 3600.0
 """The age of a token beside the run's folder at which its coordinator must be gone."""
 
-Hired = Sequence[tuple[Node, Agent]]
+NewAgents = Sequence[tuple[Node, RemoteAgent]]
 """Agents, each with its node."""
 
 
-class Hiring:
-    """Finds out whether agents can be used for a run.
+def describe_run(context: RunContext, gpu_share: float) -> Begin:
+    """Describe a run for all workers; their data, nodes and rights are not known yet.
 
-    `one_kind` is the kind of GPU that all workers must have; empty: that of the first worker. With
-    None, GPUs may differ, which is noted.
+    Raises InputError if ``build`` cannot be sent.
+    """
+    left_out = {"build", "train", "validation", "folds", "live_bytes", "loader_threads"}
+    names = [f.name for f in fields(RunContext) if f.name not in left_out]
+    validation = context.validation
+    return Begin(
+        build=pickle_context(context.build),
+        settings={name: getattr(context, name) for name in names},
+        train=DataAt(context.train.spec(), False),
+        validation=None if validation is None else DataAt(validation.spec(), False),
+        folds=None if context.folds is None else context.folds.to_json(),
+        gpu_share=gpu_share,
+        shares_run=False,
+        path=tuple(sys.path),
+        argv=tuple(sys.argv),
+        directory=os.getcwd(),  # noqa: PTH109
+        workers_here=1,
+    )
+
+
+class Admission:
+    """Takes agents into a run, if they can be used, and tells them what it is.
+
+    `run` is its description, as from `describe_run`. `one_kind` is the kind of GPU that all workers
+    must have; empty: that of the first worker. With None, GPUs may differ, which is noted.
     """
 
-    def __init__(self, cluster: Cluster, context: RunContext, one_kind: str | None = None) -> None:
-        self._cluster = cluster
+    def __init__(
+        self,
+        hub: Hub,
+        supply: Supply,
+        context: RunContext,
+        run: Begin,
+        one_kind: str | None = None,
+    ) -> None:
+        self.shares_run = False
+        """Whether all workers write states and logs into the run's folder."""
+        self.supply = supply
+        self._hub = hub
         self._context = context
+        self._run = run
         self._one_kind = one_kind
 
-    def collect_reports(self, hired: Hired, supply: Supply) -> list[NodeReport]:
+    def admit_first(
+        self, agents: NewAgents, replicas: int, threads: Threads, *, derives: bool
+    ) -> tuple[list[RemoteWorker], Placement | None, list[Note]]:
+        """Take the run's first agents, and send their nodes the data.
+
+        Returns their workers, which shards are where (None: all read all), and notes about nodes.
+        Raises InputError, after ending all agents, if one of them cannot be used.
+        """
+        with _kill_if_refused(agents):
+            reports = self._collect_reports(agents)
+            notes = self.check(reports)
+            # The files of derived shards are sent here: nodes need not see the folder.
+            self.shares_run = not derives and all(report.shares_run for report in reports)
+            for report in reports:
+                self.supply.check_reads(report)
+            remotes = [
+                self._make_worker(node, agent, report, sum(r.is_local_to(report) for r in reports))
+                for (node, agent), report in zip(agents, reports, strict=True)
+            ]
+            placement = self.supply.distribute_lots(remotes, replicas, threads, derives=derives)
+            self._begin(remotes)
+            return remotes, placement, notes
+
+    def admit_later(
+        self, node: Node, count: int, members: Membership, *, whole: bool
+    ) -> tuple[list[RemoteWorker], list[Note]]:
+        """Take agents on a new node, and send it the common data; called in a separate thread.
+
+        With `whole` it gets all shards. Returns and raises as `admit_first`.
+        """
+        agents = [(node, self._hub.acquire_agent(node)) for _ in range(count)]
+        with _kill_if_refused(agents):
+            reports = self._collect_reports(agents)
+            notes = self.check(reports)
+            if self.shares_run and not all(report.shares_run for report in reports):
+                raise InputError(
+                    f"node {reports[0].name} cannot write to the run's folder as the other nodes "
+                    f"do ({Path(self._context.epoch_dir).parent}): mount it there, writable, and "
+                    "start the worker there as the script's user"
+                )
+            self.supply.check_reads(reports[0])
+            remotes = [
+                self._make_worker(node, agent, report, count + members.count_local(report))
+                for (_, agent), report in zip(agents, reports, strict=True)
+            ]
+            if not remotes[0].reads_all:
+                self.supply.supply_new_node(remotes[0], whole=whole)
+            self._begin(remotes)
+            return remotes, notes
+
+    def _make_worker(
+        self, node: Node, agent: RemoteAgent, report: NodeReport, workers_here: int
+    ) -> RemoteWorker:
+        reads_all = all(path is not None for path in report.at)
+        train, validation = self._run.train, self._run.validation
+        if validation is not None:
+            validation = DataAt({**validation.spec, "path": report.at[1] or ""}, False)
+        begin = replace(
+            self._run,
+            train=DataAt({**train.spec, "path": report.at[0] or ""}, not reads_all),
+            validation=validation,
+            shares_run=self.shares_run,
+            workers_here=workers_here,
+        )
+        place = f"{report.node} itself" if reads_all else report.place
+        return RemoteWorker(-1, agent, node, report, place, reads_all, begin)
+
+    def _begin(self, remotes: Sequence[RemoteWorker]) -> None:
+        for remote in remotes:
+            self.supply.set_data_paths(remote)
+        for remote in remotes:
+            remote.agent.call("begin", remote.begin)
+
+    def _collect_reports(self, agents: NewAgents) -> list[NodeReport]:
         """Return the reports of new agents: their node, and the datasets that they can read.
 
         Raises InputError if an agent does not start.
@@ -60,25 +174,25 @@ class Hiring:
                     "report",
                     self._context.threads,
                     token,
-                    supply.list_data_paths(node),
+                    self.supply.list_data_paths(node),
                     is_gpu(self._context.device),
                 )
-                for node, agent in hired
+                for node, agent in agents
             ]
             done, _ = wait(asked, timeout=START_SECONDS)
         reports = []
-        for (node, _), answer in zip(hired, asked, strict=True):
+        for (node, _), answer in zip(agents, asked, strict=True):
             name = f"node {node.address} ({node.id[:8]})"
             if answer not in done:
                 raise InputError(
                     f"{name} has not started a worker in {START_SECONDS:g} s: "
-                    f"{self._cluster.advise_on_late_node(node)}"
+                    f"{self._hub.late_advice}"
                 )
             try:
                 reports.append(answer.result())
-            except self._cluster.errors as error:
+            except AgentError as error:
                 raise InputError(
-                    f"{name} cannot start a worker: {self._cluster.describe_cause(error)}: install "
+                    f"{name} cannot start a worker: {describe_cause(error)}: install "
                     "the same Cerebro there as here, and make its cache folder ($CEREBRO_CACHE) "
                     "writable"
                 ) from error
@@ -180,9 +294,14 @@ def _find_existing_parent(folder: Path) -> Path:
     return folder
 
 
-def kill_agents(hired: Hired) -> None:
-    for _, agent in hired:
-        agent.kill()
+@contextlib.contextmanager
+def _kill_if_refused(agents: NewAgents) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for _, agent in agents:
+            agent.kill()
+        raise
 
 
 COMPUTE = ("numpy", "torch", "jax", "jaxlib", "scikit-learn", "scipy", "mkl", "cloudpickle")

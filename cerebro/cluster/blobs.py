@@ -6,11 +6,13 @@ needs no copy, and the buffer stays readable after the slot's file is removed.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -36,15 +38,43 @@ class Blob:
 class Ref(Blob):
     """A state as the coordinator refers to it; its agent may free it once this is collected."""
 
-    def __init__(self, address: str, number: int, frees: deque[int]) -> None:
+    def __init__(self, address: str, number: int, freed: deque[int]) -> None:
         super().__init__(address, number)
-        self._frees = frees
+        self._freed = freed
 
     def __del__(self) -> None:
-        self._frees.append(self.number)
+        self._freed.append(self.number)
 
     def __reduce__(self) -> tuple[type[Blob], tuple[str, int, bytes | None]]:
         return Blob, (self.address, self.number, self.packed)
+
+
+class StateRefs:
+    """The coordinator's references to the states of one agent, and the numbers of freed ones."""
+
+    def __init__(self) -> None:
+        self.address = ""  # as in `Blob`; unknown until the agent has connected
+        self._refs: WeakValueDictionary[int, Ref] = WeakValueDictionary()
+        self._freed: deque[int] = deque()
+
+    def move_to(self, address: str) -> None:
+        self.address = address
+        for ref in self._refs.values():
+            ref.address = address
+
+    def make(self, number: int) -> Ref:
+        ref = self._refs[number] = Ref(self.address, number, self._freed)
+        return ref
+
+    def find(self, number: int) -> Ref | None:
+        return self._refs.get(number)
+
+    def take_freed(self) -> list[int]:
+        freed = []
+        with contextlib.suppress(IndexError):
+            while self._freed:  # another thread may take some
+                freed.append(self._freed.popleft())
+        return freed
 
 
 class BlobServer:

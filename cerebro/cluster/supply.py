@@ -22,9 +22,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cerebro.cluster.agents import Agent, Cluster, Node, RemoteWorker
+from cerebro.cluster.hub import AgentError, Hub, Node, RemoteAgent, describe_cause
 from cerebro.cluster.messages import DataAt, NodeReport, Traffic
 from cerebro.cluster.placement import Placement
+from cerebro.cluster.workers import RemoteWorker
 from cerebro.data import Dataset
 from cerebro.data.bucket import read_manifest_at
 from cerebro.data.cache import Cache, cache_folder
@@ -51,7 +52,7 @@ class Supply:
 
     def __init__(
         self,
-        cluster: Cluster,
+        hub: Hub,
         context: RunContext,
         lots: Sequence[Sequence[int]],
         shared_path: Path | str | None,
@@ -61,7 +62,7 @@ class Supply:
         """The lots that places have, and `EVERYWHERE`."""
         self._lots = lots
         self._have: dict[str, set[int]] = {}  # the shards that places have
-        self._cluster = cluster
+        self._hub = hub
         self._context = context
         self._shared_path = shared_path if isinstance(shared_path, Path) else None
         self._shared_url = shared_path if isinstance(shared_path, str) else None
@@ -120,11 +121,11 @@ class Supply:
             paths = [shared, shared / data.path.name]
             if shared in data.path.parents:
                 paths.insert(0, data.path)
-        if self._cluster.is_here(node) and data.url is None:  # a copy here may lack shards
+        if self._hub.is_here(node) and data.url is None:  # a copy here may lack shards
             paths.append(data.path)
         return [str(path) for path in paths]
 
-    # --- dealing -----------------------------------------------------------------
+    # --- the first nodes ---------------------------------------------------------
 
     def distribute_lots(
         self, remotes: Sequence[RemoteWorker], replicas: int, threads: Threads, *, derives: bool
@@ -134,10 +135,10 @@ class Supply:
         In a search every place gets a lot, even if there are fewer lots than places. Raises
         InputError if a node cannot store its shards.
         """
-        senders = {remote.place: remote for remote in reversed(remotes) if not remote.reads_all}
+        receivers = {remote.place: remote for remote in reversed(remotes) if not remote.reads_all}
         asked = {
             place: threads.submit(self.send_common_data, remote)
-            for place, remote in senders.items()
+            for place, remote in receivers.items()
         }
         cached = {place: self._await_transfer(job) for place, job in asked.items()}
         if not cached:
@@ -148,15 +149,18 @@ class Supply:
             placement.add_worker(number, remote.place)
         places = len(placement.lots)
         copies = replicas if derives else max(replicas, -(-places // len(self._lots)))
-        dealt = placement.assign_lots(places if self._needs_whole() else copies, cached)
+        source = self._everywhere
+        if source is not None and source.checksum == self._train.checksum:
+            copies = places
+        assigned = placement.assign_lots(copies, cached)
         jobs = [
-            threads.submit(self.send, senders[place], sorted({*dealt[place]} - {*have}))
+            threads.submit(self.send, receivers[place], sorted({*assigned[place]} - {*have}))
             for place, have in cached.items()
         ]
         for job in jobs:
             self._await_transfer(job)
         for place, have in cached.items():
-            self.arrived[place] = {*have, *dealt[place]}
+            self.arrived[place] = {*have, *assigned[place]}
         every = set(range(len(self._lots)))
         if all(lots == every for lots in placement.lots.values()):
             return None
@@ -175,7 +179,7 @@ class Supply:
     def send_common_data(self, remote: RemoteWorker) -> list[int]:
         """Send a node the manifests and the data that all nodes get; return its lots."""
         self._send_everywhere(remote)
-        begun = set(begin_data(remote.agent, self._train, BEGIN_SECONDS))
+        begun = set(begin_data(remote.agent, self._train))
         with self._lock:
             self._have.setdefault(remote.place, set()).update(begun)
         return [EVERYWHERE, *(n for n, lot in enumerate(self._lots) if begun.issuperset(lot))]
@@ -210,14 +214,10 @@ class Supply:
                 remote.agent.control("pull", url, source.checksum, list(shards)).result()
         return 0
 
-    def _needs_whole(self) -> bool:
-        source = self._everywhere
-        return source is not None and source.checksum == self._train.checksum
-
-    def set_data_paths(self, remote: RemoteWorker) -> RemoteWorker:
-        """Return the worker with the paths of the data that were sent to its node."""
+    def set_data_paths(self, remote: RemoteWorker) -> None:
+        """Complete a worker's description of the run: where the data are that its node was sent."""
         if remote.reads_all:
-            return remote
+            return
         sources = [self._train]
         if self._context.validation is not None and self._everywhere is not None:
             sources.append(self._everywhere)
@@ -228,7 +228,6 @@ class Supply:
             for source, folder in zip(sources, folders, strict=True)
         ]
         remote.begin = replace(remote.begin, train=at[0], validation=at[1] if len(at) > 1 else None)
-        return remote
 
     def resend_damaged(self, remote: RemoteWorker, lot: int) -> None:
         """Delete the damaged shards of a lot on a node and send them again; called in a thread."""
@@ -236,7 +235,7 @@ class Supply:
         assert source is not None
         shards = [*self._lots[lot]] if lot != EVERYWHERE else [*source.shards]
         remote.agent.control("forget_damaged", source.checksum, shards).result()
-        have = begin_data(remote.agent, self._train, BEGIN_SECONDS)
+        have = begin_data(remote.agent, self._train)
         with self._lock:
             self._have[remote.place] = set(have)
         self.send(remote, [lot])
@@ -275,7 +274,7 @@ class Supply:
     def _send_everywhere(self, remote: RemoteWorker) -> None:
         source = self._everywhere
         if source is not None:
-            have = begin_data(remote.agent, source, BEGIN_SECONDS)
+            have = begin_data(remote.agent, source)
             missing = [shard for shard in source.shards if shard not in have]
             sent = self._transfer_shards(remote, source, missing)
             self._count_traffic(remote.place, [EVERYWHERE] if missing else [], sent)
@@ -300,17 +299,16 @@ class Supply:
         """
         try:
             return job.result()
-        except self._cluster.errors as error:
-            cause = getattr(error, "cause", None)
-            if isinstance(cause, CorruptDataError):
-                raise CorruptDataError(text_of(cause)) from error
-            if isinstance(cause, (StorageError, InputError)):
+        except AgentError as error:
+            if isinstance(error.cause, CorruptDataError):
+                raise CorruptDataError(text_of(error.cause)) from error
+            if isinstance(error.cause, (StorageError, InputError)):
                 raise InputError(
-                    f"a node cannot copy the data: {text_of(cause)}: are its credentials and its "
-                    "packages those that this process has?"
+                    f"a node cannot copy the data: {text_of(error.cause)}: are its credentials and "
+                    "its packages those that this process has?"
                 ) from error
             raise InputError(
-                f"a node cannot store the data: {self._cluster.describe_cause(error)}: is there "
+                f"a node cannot store the data: {describe_cause(error)}: is there "
                 "room in its cache folder ($CEREBRO_CACHE)?"
             ) from error
 
@@ -330,10 +328,6 @@ class LocalData:
     @property
     def checksum(self) -> str:
         return self.data._manifest.checksum
-
-    @property
-    def folder(self) -> Path:
-        return self.data.path
 
     def spec_at(self, folder: str) -> Mapping[str, Any]:
         """Return the view's description with the data in `folder`."""
@@ -359,24 +353,23 @@ def find_dataset_url(shared: str, data: Dataset) -> str:
     )
 
 
-def begin_data(agent: Agent, source: LocalData, timeout: float) -> list[int]:
+def begin_data(agent: RemoteAgent, source: LocalData) -> list[int]:
     """Send a dataset's manifest to a node; return the shards that it has already."""
-    manifest = read_bytes(source.folder / FILE_NAME)
-    return list(agent.control("begin_data", manifest).result(timeout))
+    manifest = read_bytes(source.data.path / FILE_NAME)
+    return list(agent.control("begin_data", manifest).result(BEGIN_SECONDS))
 
 
-def send_shards(agent: Agent, source: LocalData, shards: Iterable[int]) -> int:
+def send_shards(agent: RemoteAgent, source: LocalData, shards: Iterable[int]) -> int:
     """Send shards to a node, which checks them; return the number of bytes.
 
-    Raises CorruptDataError or OSError because of a file here, and the cluster's errors if the node
-    is gone.
+    Raises CorruptDataError or OSError because of a file here, and AgentError if the node is gone.
     """
     sent = 0
     for shard in shards:
         source.data._check_sizes(shard)
         waiting: list[Future[Any]] = []
         for name in source.data._manifest.shards[shard].files:
-            path = source.folder / shard_folder(shard) / name
+            path = source.data.path / shard_folder(shard) / name
             with path.open("rb") as file:
                 offset = 0
                 while piece := file.read(PIECE_BYTES):
@@ -393,11 +386,13 @@ def send_shards(agent: Agent, source: LocalData, shards: Iterable[int]) -> int:
     return sent
 
 
-def fetch_shard(agent: Agent, shard: int, files: Mapping[str, FileEntry], folder: Path) -> int:
+def fetch_shard(
+    agent: RemoteAgent, shard: int, files: Mapping[str, FileEntry], folder: Path
+) -> int:
     """Fetch the files of a shard that a node has made; return the number of bytes.
 
     `folder` must not exist. Hashes are not checked. Raises CorruptDataError for an invalid file
-    name, OSError if a file cannot be written here, and the cluster's errors if the node is gone.
+    name, OSError if a file cannot be written here, and AgentError if the node is gone.
     """
     folder.mkdir()
     for name, entry in files.items():

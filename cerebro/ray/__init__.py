@@ -17,13 +17,17 @@ from typing import TYPE_CHECKING, Any
 from cerebro.machine.imports import import_extra
 
 if TYPE_CHECKING:
-    from cerebro.ray.cluster.executor import Executor
+    from cerebro.cluster.engines.ray.executor import Executor
     from cerebro.ray.tune.fit import fit
     from cerebro.ray.tune.trainable import trainable
 
 __all__ = ["Executor", "fit", "trainable"]
 
-_LAZY = {"Executor": "cluster.executor", "fit": "tune.fit", "trainable": "tune.trainable"}
+_LAZY = {
+    "Executor": "cerebro.cluster.engines.ray.executor",
+    "fit": "cerebro.ray.tune.fit",
+    "trainable": "cerebro.ray.tune.trainable",
+}
 """By name: the module that defines it."""
 
 
@@ -31,5 +35,5 @@ def __getattr__(name: str) -> Any:
     if name == "trainable":  # its class is derived from Ray's
         import_extra("ray.tune", "ray", "cerebro.ray.trainable needs Ray Tune")
     if name in _LAZY:
-        return getattr(importlib.import_module(f"cerebro.ray.{_LAZY[name]}"), name)
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'cerebro.ray' has no attribute {name!r}")

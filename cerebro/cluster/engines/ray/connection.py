@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cerebro.cluster.agents import Node
+from cerebro.cluster.hub import Node
 from cerebro.errors import InputError, text_of
 from cerebro.machine.imports import import_extra
 
@@ -276,7 +276,7 @@ def format_needs(needs: Mapping[str, float]) -> str:
     return ", ".join(f"{need:g} {name}" for name, need in needs.items())
 
 
-def describe_cause(error: BaseException) -> str:
+def explain_failure(error: BaseException) -> str:
     """Return an error's cause, without the traceback that Ray adds."""
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
