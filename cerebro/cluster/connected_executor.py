@@ -68,13 +68,7 @@ class ConnectionExecutor(EngineExecutor):
     ) -> None:
         super().__init__(workers, replicas, shared_path, gpus)
         self._connection = connection
-        self._arguments = {
-            name: connection,
-            "workers": workers,
-            "replicas": replicas,
-            "shared_path": shared_path,
-            "gpus": gpus,
-        }
+        self._arguments |= {name: connection, "gpus": gpus}
 
 
 class Executor(EngineExecutor):
@@ -137,14 +131,7 @@ class Executor(EngineExecutor):
             raise InputError("listen= and key= belong together: give both, or neither")
         self._at = None if listen is None else parse_address(listen, f"listen={listen!r}")
         self._key_file = None if key is None else path_of("key", key)
-        self._arguments = {
-            "workers": workers,
-            "listen": listen,
-            "key": key,
-            "replicas": replicas,
-            "shared_path": shared_path,
-            "gpus": gpus,
-        }
+        self._arguments |= {"listen": listen, "key": key, "gpus": gpus}
 
     def _make_engine(self, context: RunContext) -> Engine:
         if self._at is not None:

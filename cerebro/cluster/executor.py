@@ -74,8 +74,8 @@ class ClusterExecutor(ABC):
     """Runs a search on a cluster, which a subclass joins in `_join`.
 
     See `cerebro.cluster.Executor` for the parameters. With ``workers=None``, as many are used as
-    fit. `gpus` is each worker's share of a GPU, or None. Subclasses set `_arguments`, by which an
-    executor is shown, copied and pickled, as an unused one.
+    fit. `gpus` is each worker's share of a GPU, or None. Subclasses add to `_arguments`, with which
+    an executor is shown, copied and pickled, as an unused one.
     """
 
     public_name = "cerebro.cluster.Executor"
@@ -95,7 +95,11 @@ class ClusterExecutor(ABC):
         elif shared_path is not None:
             self._shared_path = path_of("shared_path", shared_path).absolute()
         self._gpu_share = check_gpus(gpus)
-        self._arguments: dict[str, Any] = {}
+        self._arguments: dict[str, Any] = {
+            "workers": workers,
+            "replicas": replicas,
+            "shared_path": None if shared_path is None else str(self._shared_path),
+        }
         self._hub: Hub | None = None
         self._is_refused = False
         self.traffic = Traffic()
@@ -122,8 +126,28 @@ class ClusterExecutor(ABC):
 
     # --- the protocol ------------------------------------------------------
 
-    def start(self, context: RunContext) -> list[int]:
-        return self._start(context)
+    def start(self, context: RunContext, one_kind: str | None = None) -> list[int]:
+        """Start a run; `one_kind` is the GPU that all workers must have, as for `Admission`."""
+        if self._hub is not None:
+            self._is_refused = True
+            raise InputError("this executor runs a different search: make one for each")
+        self._reset()
+        self.traffic = Traffic()
+        self._context = context
+        run = describe_run(context, self._gpu_share)
+        lots = context.order().pools
+        if self._derives:
+            lots = [[shard] for shard in range(context.train.num_shards)]
+        self._hub = hub = self._join(context)
+        self._events = Events()
+        supply = Supply(hub, context, lots, self._shared_path, self.traffic)
+        self._admission = Admission(hub, supply, context, run, one_kind)
+        try:
+            self._start_workers(hub)
+        except BaseException:
+            self.close(kill=True)
+            raise
+        return sorted(self._members.workers)
 
     def submit(self, worker: int, task: Job) -> None:
         remote = self._members.workers.get(worker)
@@ -185,11 +209,9 @@ class ClusterExecutor(ABC):
             agent.call("begin", lost.begin)
         else:
             agent.call("restart")
-        new = RemoteWorker(
-            -1, agent, lost.node, lost.report, lost.place, lost.reads_all, lost.begin
+        return self._add_worker(
+            RemoteWorker(-1, agent, lost.node, lost.report, lost.place, lost.reads_all, lost.begin)
         )
-        self._add_worker(new)
-        return new.number
 
     def holders(self) -> Mapping[int, Sequence[int]] | None:
         """Return the workers that can read each pool; None: all read all."""
@@ -210,7 +232,7 @@ class ClusterExecutor(ABC):
         """
         context = make_context(order)
         try:
-            yield MadeShards(self, order, self._start(context, order.gpu))
+            yield MadeShards(self, order, self.start(context, order.gpu))
         except BaseException:
             self.close(kill=True)
             raise
@@ -260,29 +282,6 @@ class ClusterExecutor(ABC):
 
     # --- starting ----------------------------------------------------------
 
-    def _start(self, context: RunContext, one_kind: str | None = None) -> list[int]:
-        """Start a run; `one_kind` is the GPU that all workers must have, as for `Admission`."""
-        if self._hub is not None:
-            self._is_refused = True
-            raise InputError("this executor runs a different search: make one for each")
-        self._reset()
-        self.traffic = Traffic()
-        self._context = context
-        run = describe_run(context, self._gpu_share)
-        lots = context.order().pools
-        if self._derives:
-            lots = [[shard] for shard in range(context.train.num_shards)]
-        self._hub = hub = self._join(context)
-        self._events = Events()
-        supply = Supply(hub, context, lots, self._shared_path, self.traffic)
-        self._admission = Admission(hub, supply, context, run, one_kind)
-        try:
-            self._start_workers(hub)
-        except BaseException:
-            self.close(kill=True)
-            raise
-        return sorted(self._members.workers)
-
     def _start_workers(self, hub: Hub) -> None:
         remove_old_tokens(Path(self._context.epoch_dir))
         # A node that joins while nodes are chosen is not known, so that it is greeted later.
@@ -305,9 +304,10 @@ class ClusterExecutor(ABC):
         self._next_look = time.monotonic() + LOOK_SECONDS
         hub.watch(lambda: self._events.mailbox.put(self._check_nodes))
 
-    def _add_worker(self, remote: RemoteWorker, *, with_node: bool = False) -> None:
+    def _add_worker(self, remote: RemoteWorker, *, with_node: bool = False) -> int:
         self._members.add(remote)
         self._transfers.add_worker(remote, with_node=with_node)
+        return remote.number
 
     @property
     def _derives(self) -> bool:
@@ -410,11 +410,10 @@ class ClusterExecutor(ABC):
             self._lose_state(remote, job, f"its state cannot be fetched ({answer.missing})")
         elif isinstance(event, UnitDone):
             assert isinstance(job, Task)
-            queued, remote.queued = remote.queued, None
-            remote.call = queued
+            remote.call, remote.queued = remote.queued, None
             self._record_unit(remote, job, call.packed, event)
-            if queued is not None and queued.is_dropped:
-                self._send_dropped(remote, queued)
+            if remote.call is not None and remote.call.is_dropped:
+                self._send_dropped(remote, remote.call)
         elif isinstance(event, ShardMade):
             self._collect_shard(remote, call, event)
         elif isinstance(event, WorkerLost):
@@ -691,5 +690,5 @@ class ClusterExecutor(ABC):
         remotes, notes = done.result()
         self._events.later += notes
         for remote in remotes:
-            self._add_worker(remote, with_node=True)
-            self._events.later.append(WorkerJoined(remote.number))
+            number = self._add_worker(remote, with_node=True)
+            self._events.later.append(WorkerJoined(number))

@@ -127,14 +127,7 @@ class Ticket:
     """The address of its machine at which it serves states to other agents."""
 
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "address": self.address,
-                "key": self.key.hex(),
-                "variables": {**self.variables},
-                "listen": self.listen,
-            }
-        )
+        return json.dumps({**vars(self), "key": self.key.hex()})
 
     @classmethod
     def from_json(cls, text: str) -> Ticket:

@@ -123,7 +123,7 @@ MISSING = [
     ("PIL", "images", "cerebro.images('pictures')"),
     ("ray", "ray", "cerebro.ray.trainable"),
     ("zmq", "cluster", "cerebro.cluster.keys.import_zmq()"),
-    ("ray", "ray", "cerebro.ray.cluster.connection.import_ray()"),
+    ("ray", "ray", "cerebro.cluster.engines.ray.connection.import_ray()"),
     ("ray", "ray", "cerebro.ray.tune.names.import_tune('x')"),
 ]
 
@@ -136,7 +136,8 @@ def test_the_error_for_a_missing_module_names_its_extra(
     (tmp_path / "pictures").mkdir()
     code = (
         f"import sys; sys.modules[{module!r}] = None\n"
-        "import cerebro, cerebro.cli.demo, cerebro.ray.cluster.connection, cerebro.ray.tune.names\n"
+        "import cerebro, cerebro.cli.demo, cerebro.ray.tune.names\n"
+        "import cerebro.cluster.engines.ray.connection\n"
         "import cerebro.cluster.keys, cerebro.report.plots, cerebro.searchers.optuna_terms\n"
         "import cerebro.searchers.quasi_random\n"
         f"try: {call}\n"

@@ -106,12 +106,9 @@ class Executor(ClusterExecutor):
         self._resources = check_resources(resources)
         self._autoscale = autoscale
         super().__init__(workers, replicas, shared_path, self._resources.get(GPU))
-        self._arguments = {
+        self._arguments |= {
             "address": address,
-            "workers": workers,
             "resources": self._resources,
-            "replicas": replicas,
-            "shared_path": None if self._shared_path is None else str(self._shared_path),
             "autoscale": autoscale,
         }
 
