@@ -45,10 +45,7 @@ NewAgents = Sequence[tuple[Node, RemoteAgent]]
 
 
 def describe_run(context: RunContext, gpu_share: float) -> Begin:
-    """Describe a run for all workers; their data, nodes and rights are not known yet.
-
-    Raises InputError if ``build`` cannot be sent.
-    """
+    """Describe a run without its nodes; raise InputError if ``build`` cannot be sent."""
     left_out = {"build", "train", "validation", "folds", "live_bytes", "loader_threads"}
     names = [f.name for f in fields(RunContext) if f.name not in left_out]
     validation = context.validation
@@ -164,10 +161,7 @@ class Admission:
             remote.agent.call("begin", remote.begin)
 
     def _collect_reports(self, agents: NewAgents) -> list[NodeReport]:
-        """Return the reports of new agents: their node, and the datasets that they can read.
-
-        Raises InputError if an agent does not start.
-        """
+        """Return what new agents say about their nodes; raise InputError if one does not start."""
         with make_run_token(Path(self._context.epoch_dir)) as token:
             asked = [
                 agent.call(
@@ -199,10 +193,7 @@ class Admission:
         return reports
 
     def check(self, reports: Sequence[NodeReport]) -> list[Note]:
-        """Reject nodes that would compute different bits; note harmless differences.
-
-        Raises InputError, which names the node, the difference and the fix.
-        """
+        """Raise InputError if nodes would compute different bits; note harmless differences."""
         here = _normalize_environment(environment.describe(self._context.threads))
         notes = self._check_gpus(reports)
         for name, report in {r.name: r for r in reports}.items():
@@ -314,10 +305,7 @@ NOTED = ("cpu.model", "libc", "gpu")
 def find_differences(
     here: Mapping[str, Any], there: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """Compare a node with the coordinator's; see `cerebro.machine.environment.describe`.
-
-    Returns the differences that are rejected and those that are noted, one line each.
-    """
+    """Return the differences of a node that are rejected, and those that are noted."""
     refused, noted = [], []
     for line in environment.list_differences(here, there):
         key = line.split(" ", 1)[0]

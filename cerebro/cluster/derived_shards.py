@@ -47,10 +47,7 @@ class FunctionFailed(Exception):
 
 
 class MadeShards:
-    """The workers of a cluster while a dataset is derived; a `cerebro.data.shard_work.ShardMakers`.
-
-    `workers` has the numbers of the workers, which have been started.
-    """
+    """A `ShardMakers` (see `cerebro.data.shard_work`) with the workers of a cluster, by number."""
 
     def __init__(self, executor: Makers, order: Order, workers: Iterable[int]) -> None:
         self._executor = executor
@@ -136,10 +133,7 @@ class MadeShards:
             warnings.warn(event.text, stacklevel=2)
 
     def _handle_lost_worker(self, event: WorkerLost) -> None:
-        """Replace a lost worker, or continue with the others; its shard is made again.
-
-        Raises WorkerError if the shard has ended several workers.
-        """
+        """Replace a worker, or go on without it; raise WorkerError if its shard ends them all."""
         self._idle.discard(event.worker)
         shard = self._running.pop(event.worker, None)
         text = event.reason

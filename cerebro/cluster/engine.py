@@ -134,10 +134,7 @@ def collect_variables() -> dict[str, str | None]:
 
 
 def check_gpus(gpus: Any) -> float:
-    """Return the share of a GPU that each worker gets; None gives 0.
-
-    Raises InputError unless it is a number above 0 and at most 1.
-    """
+    """Return each worker's share of a GPU; raise InputError unless it is in (0, 1] or None."""
     if gpus is None:
         return 0.0
     if isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not gpus > 0:
@@ -184,10 +181,7 @@ def find_own_gpu(device: str = AUTO) -> Device:
 
 
 def format_visible_gpu(index: int) -> str:
-    """Return ``CUDA_VISIBLE_DEVICES`` for a process that sees only one of this process's GPUs.
-
-    Raises InputError if the variable names fewer.
-    """
+    """Return ``CUDA_VISIBLE_DEVICES`` with one of this process's GPUs, or raise InputError."""
     visible = os.environ.get(VISIBLE)
     try:
         return restrict_visible(index, visible)

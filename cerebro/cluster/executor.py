@@ -225,11 +225,7 @@ class ClusterExecutor(ABC):
 
     @contextlib.contextmanager
     def shard_makers(self, order: Order) -> Iterator[ShardMakers]:
-        """Start the workers for a `Dataset.derive`; see `cerebro.data.shard_work`.
-
-        Raises InputError or WorkerError as a search does, or if the function cannot be sent to
-        workers.
-        """
+        """Start the workers for a `Dataset.derive`, with the errors of a search."""
         context = make_context(order)
         try:
             yield MadeShards(self, order, self.start(context, order.gpu))
@@ -362,10 +358,7 @@ class ClusterExecutor(ABC):
         self._send_when_loaded(remote, call)
 
     def _find_state(self, task: Task) -> StateIn | None:
-        """Return the state that the worker must fetch for a unit, if any.
-
-        Raises LookupError if the state is lost.
-        """
+        """Return the state to fetch for a unit, if any; raise LookupError if it is lost."""
         stored = task.clone_of or task.origin
         if stored is not None:
             if self._admission.shares_run:

@@ -204,10 +204,7 @@ class Hub:
         return isinstance(node, RemoteAgent) and node.machine == read_machine_id()
 
     def acquire_agent(self, node: Node) -> RemoteAgent:
-        """Start or take an agent on a node; return before it is ready.
-
-        Raises WorkerError if the node has no agent left.
-        """
+        """Start or take an agent on a node; raise WorkerError if the node has none left."""
         assert isinstance(node, RemoteAgent)
         if node.is_gone:
             raise WorkerError(f"node {node.address} is gone")

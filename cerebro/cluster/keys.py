@@ -58,10 +58,7 @@ def _derive_secret(key: bytes, purpose: bytes) -> bytes:
 
 
 def parse_key(text: str, source: str) -> bytes:
-    """Return the key in a text.
-
-    Raises InputError, which names `source` and does not show the text.
-    """
+    """Return the key in a text; raise InputError, which names `source` and hides the text."""
     with contextlib.suppress(ValueError):
         key = bytes.fromhex(text.strip())
         if len(key) == KEY_BYTES:
@@ -96,10 +93,7 @@ def read_key_file(path: Path, *, create: bool = False) -> bytes:
 
 
 def parse_address(text: Any, source: str) -> tuple[str, int]:
-    """Return the host, without brackets, and the port of ``host:port``.
-
-    Raises InputError, which names `source`.
-    """
+    """Return the host, without brackets, and the port of ``host:port``; may raise InputError."""
     host, _, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

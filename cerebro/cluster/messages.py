@@ -44,10 +44,7 @@ class NodeReport:
         return f"{self.host} ({self.node[:8]})"
 
     def is_local_to(self, other: NodeReport) -> bool:
-        """Return whether both are on one machine, and share its memory and cores.
-
-        Containers of one machine have separate names and limits.
-        """
+        """Whether both share a machine's memory and cores; containers of one machine do not."""
         return (self.machine, self.host) == (other.machine, other.host)
 
 

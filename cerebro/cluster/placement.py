@@ -60,11 +60,7 @@ class Placement:
     def assign_lots(
         self, replicas: int = 1, cached: Mapping[str, Collection[int]] | None = None
     ) -> dict[str, list[int]]:
-        """Distribute the lots; return those of each place.
-
-        Each lot gets `replicas` places, at most all. `cached` has the lots that places already
-        have.
-        """
+        """Return each place's lots: each lot gets `replicas` places, first those in `cached`."""
         places = self._count_workers()
         order = list(places)
         copies = min(replicas, len(places))
@@ -93,10 +89,7 @@ class Placement:
     def choose_lot_to_copy(
         self, speeds: Mapping[int, float] | None = None
     ) -> tuple[int, str] | None:
-        """Return a lot and the place to copy it to; None if no place needs relief.
-
-        `speeds` are relative rows per second of each worker, 1 if unknown.
-        """
+        """Return a lot and the place to copy it to, if one needs relief; `speeds` are relative."""
         places = self._count_workers(speeds)
         if len(places) < 2:
             return None

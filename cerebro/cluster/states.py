@@ -107,10 +107,7 @@ class StateGone(Exception):
 
 
 def write_checked_state(packed: Any, state_hash: str, path: Path) -> None:
-    """Write a fetched state to a file.
-
-    Raises CorruptDataError if the state is damaged, OSError if the file cannot be written.
-    """
+    """Write a fetched state to a file; raise CorruptDataError if it is damaged."""
     if _core.hash_state(packed) != state_hash:
         raise CorruptDataError("its hash differs")
     with path.open("wb") as file:

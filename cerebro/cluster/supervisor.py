@@ -328,10 +328,7 @@ class Supervisor:
             self._the_cache.finish(checksum, shard)
 
     def pull(self, url: str, checksum: str, shards: Sequence[int]) -> int:
-        """Copy shards from object storage into the cache; return the number of bytes.
-
-        Does not block other calls.
-        """
+        """Copy shards from object storage, while other calls go on; return the number of bytes."""
         return self._the_cache.pull(Objects(url), checksum, shards)
 
     def forget_damaged(self, checksum: str, shards: Sequence[int]) -> None:
@@ -525,10 +522,7 @@ def _find_data(paths: Sequence[str], checksum: str) -> str | None:
 
 
 def _writes_like_its_owner(folder: str) -> bool:
-    """Return whether files that this process makes in a folder belong to the folder's owner.
-
-    Otherwise the coordinator and this process might not be able to write each other's files.
-    """
+    """Return whether files that this process makes in a folder belong to its owner."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             return os.fstat(file.fileno()).st_uid == os.stat(folder).st_uid  # noqa: PTH116

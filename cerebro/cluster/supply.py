@@ -79,10 +79,7 @@ class Supply:
     # --- data that nodes read without a copy -----------------------------------
 
     def list_data_paths(self, node: Node) -> list[tuple[list[str], str]]:
-        """Return each dataset's possible paths on a node, and its checksum.
-
-        Raises InputError if a dataset is not at the shared URL.
-        """
+        """Return each dataset's possible paths on a node, and its checksum, or raise InputError."""
         _ = self._urls  # here, in the thread that starts the run
         return [(self._paths(node, data), data._manifest.checksum) for data in self._datasets()]
 
@@ -292,11 +289,7 @@ class Supply:
             self._traffic.data_bytes += sent
 
     def _await_transfer(self, job: Any) -> Any:
-        """Return a transfer's result.
-
-        Raises InputError if a node cannot store the data, CorruptDataError if the data in object
-        storage is damaged.
-        """
+        """Return a transfer's result; raise InputError or CorruptDataError if it has failed."""
         try:
             return job.result()
         except AgentError as error:
@@ -339,10 +332,7 @@ class LocalData:
 
 
 def find_dataset_url(shared: str, data: Dataset) -> str:
-    """Return the URL of a dataset's copy in object storage.
-
-    It is `shared`, or in the folder `shared`. Raises InputError if it is at neither.
-    """
+    """Return the URL of a dataset that is at `shared` or in it; raise InputError if it is not."""
     for url in (shared.rstrip("/"), f"{shared.rstrip('/')}/{data.path.name}"):
         manifest = read_manifest_at(Objects(url))[1]
         if manifest is not None and manifest.checksum == data._manifest.checksum:

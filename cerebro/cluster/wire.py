@@ -29,10 +29,7 @@ DOMAIN = "cerebro"
 
 
 def open_listener(context: Any, keys: Keys, host: str, port: int = 0) -> tuple[Any, int]:
-    """Return a socket that accepts agents with the key, and its port.
-
-    It needs a thread of `start_authenticator`.
-    """
+    """Return a socket, for peers that `start_authenticator` admits, and its port."""
     zmq = import_zmq()
     socket = _set_limits(context.socket(zmq.ROUTER))
     socket.curve_server = True
@@ -100,10 +97,7 @@ def split_frames(packed: Any) -> Iterator[memoryview]:
 
 
 def encode_message(message: Any, *, is_plain: bool = False) -> list[Any]:
-    """Return a message's frames.
-
-    `is_plain` promises that the message contains no object of the user's code.
-    """
+    """Return a message's frames; `is_plain`: it has no object of the user's code."""
     return list(split_frames(pickle_message(message, is_plain=is_plain)))
 
 

@@ -107,10 +107,7 @@ class Membership:
     # --- what has gone, and what has come ------------------------------------
 
     def mark_gone(self, remote: RemoteWorker) -> list[RemoteWorker]:
-        """Note that an agent is gone, and perhaps its node; return all that are lost with it now.
-
-        These are itself and, if its node is gone, the other workers there.
-        """
+        """Note that an agent is gone, and perhaps its node; return all workers lost with it."""
         remote.is_gone = True
         remote.node_is_gone = remote.node.id in self._gone_nodes or not remote.node.answers()
         if remote.node_is_gone:
@@ -135,10 +132,7 @@ class Membership:
         return [node for node in alive if node.id not in self._known_nodes]
 
     def reserve(self, node: Node, room: int, limit: int | None) -> int:
-        """Return how many workers a new node shall get, which then count as arriving.
-
-        `room` is the number that it takes, `limit` that of all workers of the run.
-        """
+        """Return how many workers a new node gets, which then count as arriving."""
         self._known_nodes.add(node.id)
         room -= sum(remote.node.id == node.id for remote in self.workers.values())
         if limit is not None:

@@ -92,10 +92,7 @@ class Executor(ConnectionExecutor):
 
 
 def _find_own_address(peer: str) -> str:
-    """Return this machine's address on the way to another host, without sending anything.
-
-    Raises InputError if there is no way to the host.
-    """
+    """Return this machine's address on the way to another host, or raise InputError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as way:

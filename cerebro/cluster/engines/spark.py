@@ -261,11 +261,7 @@ def _count_executor_cores(context: Any) -> int:
 
 
 def _register_profile(context: Any, profile: Any) -> Any:
-    """Return a profile as Spark has registered it.
-
-    Raises InputError if Spark refuses it. For example, a profile that requests executors needs
-    dynamic allocation.
-    """
+    """Return a profile as Spark has registered it; raise InputError if it refuses."""
     try:
         return context.parallelize([0], 1).withResources(profile).getResourceProfile()
     except Exception as error:

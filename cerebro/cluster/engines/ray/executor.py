@@ -230,10 +230,7 @@ class WorkerActor:
     """An agent on a node: it supervises one worker process."""
 
     def serve(self, ticket: str, number: str) -> None:
-        """Be an agent until the coordinator ends or closes the connection.
-
-        Raises InputError if the coordinator does not answer.
-        """
+        """Be an agent until the run ends; raise InputError if the coordinator does not answer."""
         import ray
 
         node = str(ray.get_runtime_context().get_node_id())
@@ -252,10 +249,7 @@ class WorkerActor:
 
 
 def find_assigned_gpu() -> Device:
-    """Return the GPU that Ray has assigned to this actor; Ray usually hides the others.
-
-    Raises DeviceError if the GPU cannot be used.
-    """
+    """Return the GPU that Ray has given this actor; raise DeviceError if it cannot be used."""
     import ray
 
     gpus = devices.lookup()
