@@ -16,7 +16,6 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor as Threads
 from concurrent.futures import wait
 from dataclasses import fields, replace
 from pathlib import Path
@@ -24,7 +23,6 @@ from typing import Any
 
 from cerebro.cluster.hub import AgentError, Hub, Node, RemoteAgent, describe_cause
 from cerebro.cluster.messages import Begin, DataAt, NodeReport
-from cerebro.cluster.placement import Placement
 from cerebro.cluster.supply import Supply
 from cerebro.cluster.workers import Membership, RemoteWorker
 from cerebro.errors import InputError
@@ -87,55 +85,53 @@ class Admission:
         self._run = run
         self._one_kind = one_kind
 
-    def admit_first(
-        self, agents: NewAgents, replicas: int, threads: Threads, *, derives: bool
-    ) -> tuple[list[RemoteWorker], Placement | None, list[Note]]:
-        """Take the run's first agents, and send their nodes the data.
-
-        Returns their workers, which shards are where (None: all read all), and notes about nodes.
-        Raises InputError, after ending all agents, if one of them cannot be used.
-        """
-        with _kill_if_refused(agents):
-            reports = self._collect_reports(agents)
-            notes = self.check(reports)
-            # The files of derived shards are sent here: nodes need not see the folder.
-            self.shares_run = not derives and all(report.shares_run for report in reports)
-            for report in reports:
-                self.supply.check_reads(report)
-            remotes = [
-                self._make_worker(node, agent, report, sum(r.is_local_to(report) for r in reports))
-                for (node, agent), report in zip(agents, reports, strict=True)
-            ]
-            placement = self.supply.distribute_lots(remotes, replicas, threads, derives=derives)
-            self._begin(remotes)
-            return remotes, placement, notes
-
-    def admit_later(
-        self, node: Node, count: int, members: Membership, *, whole: bool
+    def admit(
+        self, agents: NewAgents, members: Membership, *, first: bool = False
     ) -> tuple[list[RemoteWorker], list[Note]]:
-        """Take agents on a new node, and send it the common data; called in a separate thread.
+        """Take new agents, and send their nodes the data; return their workers, and notes.
 
-        With `whole` it gets all shards. Returns and raises as `admit_first`.
+        These are the run's `first` agents, or those of one new node. Raises InputError, after
+        ending all of them, if one cannot be used.
         """
-        agents = [(node, self._hub.acquire_agent(node)) for _ in range(count)]
         with _kill_if_refused(agents):
             reports = self._collect_reports(agents)
             notes = self.check(reports)
-            if self.shares_run and not all(report.shares_run for report in reports):
+            all_share = all(report.shares_run for report in reports)
+            if first:
+                # The files of derived shards are sent here: nodes need not see the folder.
+                self.shares_run = all_share and not self.supply.derives
+            elif self.shares_run and not all_share:
                 raise InputError(
                     f"node {reports[0].name} cannot write to the run's folder as the other nodes "
                     f"do ({Path(self._context.epoch_dir).parent}): mount it there, writable, and "
                     "start the worker there as the script's user"
                 )
-            self.supply.check_reads(reports[0])
-            remotes = [
-                self._make_worker(node, agent, report, count + members.count_local(report))
-                for (_, agent), report in zip(agents, reports, strict=True)
+            for report in reports:
+                self.supply.check_reads(report)
+            local = [
+                members.count_local(report) + sum(r.is_local_to(report) for r in reports)
+                for report in reports
             ]
-            if not remotes[0].reads_all:
-                self.supply.supply_new_node(remotes[0], whole=whole)
-            self._begin(remotes)
+            remotes = [
+                self._make_worker(node, agent, report, workers_here)
+                for (node, agent), report, workers_here in zip(agents, reports, local, strict=True)
+            ]
+            if first:
+                self.supply.supply_first_nodes(remotes)
+            else:
+                self.supply.supply_new_node(remotes[0])
+            for remote in remotes:
+                self.supply.set_data_paths(remote)
+            for remote in remotes:
+                remote.agent.call("begin", remote.begin)
             return remotes, notes
+
+    def admit_node(
+        self, node: Node, count: int, members: Membership
+    ) -> tuple[list[RemoteWorker], list[Note]]:
+        """Take agents on a new node; called in a separate thread."""
+        agents = [(node, self._hub.acquire_agent(node)) for _ in range(count)]
+        return self.admit(agents, members)
 
     def _make_worker(
         self, node: Node, agent: RemoteAgent, report: NodeReport, workers_here: int
@@ -153,12 +149,6 @@ class Admission:
         )
         place = f"{report.node} itself" if reads_all else report.place
         return RemoteWorker(-1, agent, node, report, place, reads_all, begin)
-
-    def _begin(self, remotes: Sequence[RemoteWorker]) -> None:
-        for remote in remotes:
-            self.supply.set_data_paths(remote)
-        for remote in remotes:
-            remote.agent.call("begin", remote.begin)
 
     def _collect_reports(self, agents: NewAgents) -> list[NodeReport]:
         """Return what new agents say about their nodes; raise InputError if one does not start."""

@@ -88,14 +88,14 @@ class Answers:
             if self._has_handed_over:
                 return
             if held is not None:
-                self._states.add(number, held)
+                self._states.blobs[number] = held
             self._socket.send([b"answer", *frames])
 
     def hand_over(self) -> None:
         """Send all states to the coordinator, and no answer from now on."""
         with self._lock:
             # A unit that is done later is not answered: its state would not be handed over.
-            held, self._has_handed_over = self._states.list_states(), True
+            held, self._has_handed_over = list(self._states.blobs.items()), True
         for number, packed in held:
             self._socket.send([b"state", str(number).encode(), *split_frames(packed)])
         self._socket.send([b"leaving"])
@@ -270,7 +270,7 @@ class Agent:
         has_state: bool,
     ) -> None:
         for blob in freed:
-            self._states.free(blob)
+            self._states.blobs.pop(blob, None)
         if method == "run":
             self._supervisor.process.offer(arguments[0])
         # The coordinator gives the names: `agent.call("begin", ...)`, `agent.control("ping")`.

@@ -78,28 +78,19 @@ class StateRefs:
 
 
 class BlobServer:
-    """Serves states in a separate thread."""
+    """Serves the states in `blobs` in a separate thread."""
 
     def __init__(self, context: Any, keys: Keys, host: str) -> None:
         self._socket, self.port = open_listener(context, keys, host)
-        self._blobs: dict[int, Any] = {}
+        self.blobs: dict[int, Any] = {}
         threading.Thread(target=self._serve, name="cerebro-states", daemon=True).start()
-
-    def add(self, number: int, packed: Any) -> None:
-        self._blobs[number] = packed
-
-    def free(self, number: int) -> None:
-        self._blobs.pop(number, None)
-
-    def list_states(self) -> list[tuple[int, Any]]:
-        return list(self._blobs.items())
 
     def _serve(self) -> None:
         zmq = import_zmq()
         try:
             while True:
                 peer, asked, *_ = self._socket.recv_multipart()
-                packed = self._blobs.get(int(asked)) if asked.isdigit() else None
+                packed = self.blobs.get(int(asked)) if asked.isdigit() else None
                 if packed is None:
                     self._socket.send_multipart([peer, b"", b""])
                     continue

@@ -27,7 +27,6 @@ from cerebro.cluster.engine import check_gpus
 from cerebro.cluster.events import Events
 from cerebro.cluster.hub import AgentError, Hub, Node, describe_cause
 from cerebro.cluster.messages import JobResult, StateIn, Traffic
-from cerebro.cluster.opaque_pickle import Sent
 from cerebro.cluster.states import HeldState, HeldStates
 from cerebro.cluster.supply import EVERYWHERE, Supply, fetch_shard
 from cerebro.cluster.transfers import Transfers, find_fatal_error
@@ -135,13 +134,13 @@ class ClusterExecutor(ABC):
         self.traffic = Traffic()
         self._context = context
         run = describe_run(context, self._gpu_share)
-        lots = context.order().pools
-        if self._derives:
-            lots = [[shard] for shard in range(context.train.num_shards)]
         self._hub = hub = self._join(context)
         self._events = Events()
-        supply = Supply(hub, context, lots, self._shared_path, self.traffic)
+        supply = Supply(
+            hub, context, self._shared_path, self._replicas, self.traffic, self._events.fetch_pool
+        )
         self._admission = Admission(hub, supply, context, run, one_kind)
+        self._transfers = Transfers(supply, self._events, self._resume_waiting)
         try:
             self._start_workers(hub)
         except BaseException:
@@ -288,13 +287,8 @@ class ClusterExecutor(ABC):
         spare = {number for number, node in nodes.items() if hub.count_room(node) > taken[number]}
         self._members.know(nodes, spare)
         agents = [(node, hub.acquire_agent(node)) for node in hosts]
-        remotes, placement, notes = self._admission.admit_first(
-            agents, self._replicas, self._events.fetch_pool, derives=self._derives
-        )
+        remotes, notes = self._admission.admit(agents, self._members, first=True)
         self._events.later += notes
-        self._transfers = Transfers(
-            self._admission.supply, placement, self._events, self._resume_waiting
-        )
         for remote in remotes:
             self._add_worker(remote)
         self._next_look = time.monotonic() + LOOK_SECONDS
@@ -304,11 +298,6 @@ class ClusterExecutor(ABC):
         self._members.add(remote)
         self._transfers.add_worker(remote, with_node=with_node)
         return remote.number
-
-    @property
-    def _derives(self) -> bool:
-        """Whether the tasks are shards, not units of trials."""
-        return isinstance(self._context.build, Sent)
 
     # --- dispatching ---------------------------------------------------------
 
@@ -637,7 +626,7 @@ class ClusterExecutor(ABC):
             if remote.has_answered or remote.call is not None:
                 self._ping_worker(remote)
         self._check_nodes()
-        if self._events.is_training and not self._derives:
+        if self._events.is_training:
             self._transfers.rebalance(list(self._members.workers.values()))
 
     def _check_nodes(self) -> None:
@@ -665,11 +654,7 @@ class ClusterExecutor(ABC):
         count = self._members.reserve(node, self._cluster.count_room(node), self.workers)
         if count > 0:
             job = self._events.fetch_pool.submit(
-                self._admission.admit_later,
-                node,
-                count,
-                self._members,
-                whole=self._transfers.holders() is None,
+                self._admission.admit_node, node, count, self._members
             )
             self._events.when_done(job, self._finish_admission, node, count)
 

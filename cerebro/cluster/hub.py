@@ -13,19 +13,20 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+import cerebro._core as _core
 from cerebro.cluster.blobs import Fetcher, Ref, StateRefs
 from cerebro.cluster.engine import Engine
 from cerebro.cluster.keys import Keys, format_address, import_zmq
 from cerebro.cluster.messages import JobResult, StateIn, list_versions, read_machine_id
 from cerebro.cluster.shared_socket import SharedSocket
-from cerebro.cluster.states import HeldState, write_checked_state
+from cerebro.cluster.states import HeldState
 from cerebro.cluster.wire import decode_message, encode_message, open_listener, start_authenticator
-from cerebro.errors import InputError, WorkerError, text_of
+from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.machine.signals import defer_interrupts
 from cerebro.worker.messages import Job, Task
 
@@ -63,6 +64,9 @@ class Node(Protocol):
 
     def answers(self) -> bool:
         """Whether it still accepts connections."""
+
+
+AnyNode = TypeVar("AnyNode", bound=Node)
 
 
 class RemoteAgent:
@@ -191,9 +195,13 @@ class Hub:
         """Return the nodes that are alive, or are assumed to be."""
         return self._list_agents()
 
-    def select_reachable(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """Return the nodes that answer."""
-        return nodes
+    def select_reachable(self, nodes: Sequence[AnyNode]) -> list[AnyNode]:
+        """Return the nodes that answer: Ray takes half a minute to notice a lost node."""
+        if not nodes:
+            return []
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(lambda node: node.answers(), nodes))
+        return [node for node, there in zip(nodes, answers, strict=True) if there]
 
     def count_room(self, node: Node) -> int:
         """Return how many workers a new node takes."""
@@ -226,7 +234,9 @@ class Hub:
         try:
             fetcher = Fetcher(context, self.keys, "127.0.0.1")
             packed = fetcher.fetch(held.ref, lambda: held.agent in gone or self._is_closing)
-            write_checked_state(packed, held.state_hash, path)
+            if _core.hash_state(packed) != held.state_hash:
+                raise CorruptDataError("its hash differs")
+            path.write_bytes(packed)
         finally:
             context.destroy(linger=0)
 

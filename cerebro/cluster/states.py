@@ -8,11 +8,7 @@ states are, too. The trial then returns to its other state and repeats the units
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import cerebro._core as _core
-from cerebro.errors import CorruptDataError
 
 CARRIED_BYTES = 65_536
 """States up to this size travel in messages: the coordinator holds them, and they survive the loss
@@ -104,11 +100,3 @@ STATE_SECONDS = 300.0
 
 class StateGone(Exception):
     """A state is lost."""
-
-
-def write_checked_state(packed: Any, state_hash: str, path: Path) -> None:
-    """Write a fetched state to a file; raise CorruptDataError if it is damaged."""
-    if _core.hash_state(packed) != state_hash:
-        raise CorruptDataError("its hash differs")
-    with path.open("wb") as file:
-        file.write(packed)

@@ -24,6 +24,7 @@ from typing import Any
 
 from cerebro.cluster.hub import AgentError, Hub, Node, RemoteAgent, describe_cause
 from cerebro.cluster.messages import DataAt, NodeReport, Traffic
+from cerebro.cluster.opaque_pickle import Sent
 from cerebro.cluster.placement import Placement
 from cerebro.cluster.workers import RemoteWorker
 from cerebro.data import Dataset
@@ -46,31 +47,43 @@ EVERYWHERE = -1
 class Supply:
     """The data of a run on the nodes of a cluster; see the module's docstring.
 
-    `lots` has the shards of each lot. Nodes read the data at `shared_path`, a path or a URL in
-    object storage; if it is None, shards are sent. `traffic` counts the bytes that are sent.
+    Nodes read the data at `shared_path`, a path or a URL in object storage; if it is None, shards
+    are sent, each to `replicas` places. `traffic` counts the bytes. `threads` send to several nodes
+    at a time.
     """
 
     def __init__(
         self,
         hub: Hub,
         context: RunContext,
-        lots: Sequence[Sequence[int]],
         shared_path: Path | str | None,
+        replicas: int,
         traffic: Traffic,
+        threads: Threads,
     ) -> None:
+        self.derives = isinstance(context.build, Sent)  # whether the tasks are shards, not units
+        self.placement: Placement | None = None
+        """Which lots are where; None: all places read all data."""
         self.arrived: dict[str, set[int]] = {}
         """The lots that places have, and `EVERYWHERE`."""
-        self._lots = lots
         self._have: dict[str, set[int]] = {}  # the shards that places have
         self._hub = hub
         self._context = context
-        self._shared_path = shared_path if isinstance(shared_path, Path) else None
-        self._shared_url = shared_path if isinstance(shared_path, str) else None
+        self._shared = shared_path
+        self._replicas = replicas
+        self._threads = threads
         self._pulling: dict[str, threading.Lock] = {}  # by place: one call at a time
         self._traffic = traffic
         self._lock = threading.Lock()
         self._cache: Cache | None = None
         self._written: Dataset | None = None  # the rows of the validation view
+
+    @cached_property
+    def _lots(self) -> Sequence[Sequence[int]]:
+        """The shards of each lot."""
+        if self.derives:
+            return [[shard] for shard in range(self._context.train.num_shards)]
+        return self._context.order().pools
 
     def close(self) -> None:
         if self._cache is not None:
@@ -89,21 +102,21 @@ class Supply:
         urls = {}
         for data in self._datasets():
             url = data.url
-            if url is None and self._shared_url is not None:
-                url = find_dataset_url(self._shared_url, data)
+            if url is None and isinstance(self._shared, str):
+                url = find_dataset_url(self._shared, data)
             if url is not None:
                 urls[data._manifest.checksum] = url
         return urls
 
     def check_reads(self, report: NodeReport) -> None:
         """Raise InputError if a node does not see the shared data."""
-        if self._shared_path is None:
+        if not isinstance(self._shared, Path):
             return
         for data, path in zip(self._datasets(), report.at, strict=True):
             if path is None:
                 raise InputError(
                     f"node {report.name} does not find the dataset {data.path.name} at "
-                    f"shared_path={str(self._shared_path)!r}: mount the same folder on every node, "
+                    f"shared_path={str(self._shared)!r}: mount the same folder on every node, "
                     "or leave out shared_path= to have the data copied"
                 )
 
@@ -113,8 +126,8 @@ class Supply:
 
     def _paths(self, node: Node, data: Dataset) -> list[str]:
         paths: list[str | Path] = []
-        shared = self._shared_path
-        if shared is not None:
+        shared = self._shared
+        if isinstance(shared, Path):
             paths = [shared, shared / data.path.name]
             if shared in data.path.parents:
                 paths.insert(0, data.path)
@@ -122,36 +135,35 @@ class Supply:
             paths.append(data.path)
         return [str(path) for path in paths]
 
-    # --- the first nodes ---------------------------------------------------------
+    # --- data that are sent ----------------------------------------------------
 
-    def distribute_lots(
-        self, remotes: Sequence[RemoteWorker], replicas: int, threads: Threads, *, derives: bool
-    ) -> Placement | None:
-        """Send every place its lots; return the placement, or None if all places read all data.
+    def supply_first_nodes(self, remotes: Sequence[RemoteWorker]) -> None:
+        """Send every place its lots; raise InputError if a node cannot store them.
 
-        In a search every place gets a lot, even if there are fewer lots than places. Raises
-        InputError if a node cannot store its shards.
+        In a search every place gets a lot, even if there are fewer lots than places.
         """
         receivers = {remote.place: remote for remote in reversed(remotes) if not remote.reads_all}
         asked = {
-            place: threads.submit(self.send_common_data, remote)
+            place: self._threads.submit(self.send_common_data, remote)
             for place, remote in receivers.items()
         }
         cached = {place: self._await_transfer(job) for place, job in asked.items()}
         if not cached:
-            return None
+            return
         rows = self._context.train._shard_rows()
         placement = Placement([sum(rows[shard] for shard in lot) for lot in self._lots])
         for number, remote in enumerate(remotes):
             placement.add_worker(number, remote.place)
         places = len(placement.lots)
-        copies = replicas if derives else max(replicas, -(-places // len(self._lots)))
+        copies = self._replicas
+        if not self.derives:
+            copies = max(copies, -(-places // len(self._lots)))
         source = self._everywhere
         if source is not None and source.checksum == self._train.checksum:
             copies = places
         assigned = placement.assign_lots(copies, cached)
         jobs = [
-            threads.submit(self.send, receivers[place], sorted({*assigned[place]} - {*have}))
+            self._threads.submit(self.send, receivers[place], sorted({*assigned[place]} - {*have}))
             for place, have in cached.items()
         ]
         for job in jobs:
@@ -159,15 +171,16 @@ class Supply:
         for place, have in cached.items():
             self.arrived[place] = {*have, *assigned[place]}
         every = set(range(len(self._lots)))
-        if all(lots == every for lots in placement.lots.values()):
-            return None
-        placement.workers.clear()  # workers are added when they get their numbers
-        return placement
+        if any(lots != every for lots in placement.lots.values()):
+            placement.workers.clear()  # workers are added when they get their numbers
+            self.placement = placement
 
-    def supply_new_node(self, remote: RemoteWorker, *, whole: bool) -> None:
-        """Send a new node the data that all nodes get, and with `whole` all lots."""
+    def supply_new_node(self, remote: RemoteWorker) -> None:
+        """Send a new node the data that all nodes get, and all lots if all read all."""
+        if remote.reads_all:
+            return
         have = self.send_common_data(remote)
-        if whole:
+        if self.placement is None:
             every = range(len(self._lots))
             self.send(remote, sorted({*every} - {*have}))
             have = [EVERYWHERE, *every]
@@ -277,6 +290,8 @@ class Supply:
             self._count_traffic(remote.place, [EVERYWHERE] if missing else [], sent)
 
     def forget(self, place: str) -> None:
+        if self.placement is not None:
+            self.placement.remove_place(place)
         self.arrived.pop(place, None)
         with self._lock:
             self._have.pop(place, None)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cerebro.cluster.events import Events
-from cerebro.cluster.placement import Pace, Placement
+from cerebro.cluster.placement import Pace
 from cerebro.cluster.supply import EVERYWHERE, Supply
 from cerebro.cluster.workers import RemoteWorker
 from cerebro.errors import CorruptDataError, text_of
@@ -22,51 +22,39 @@ class Transfers:
     node it was sent, the lot, the error, and the numbers of the workers that wait for it.
     """
 
-    def __init__(
-        self,
-        supply: Supply,
-        placement: Placement | None,
-        events: Events,
-        handle_arrival: Arrival,
-    ) -> None:
+    def __init__(self, supply: Supply, events: Events, handle_arrival: Arrival) -> None:
         self.pace = Pace()
         self._supply = supply
-        self._placement = placement
         self._events = events
         self._handle_arrival = handle_arrival
         self._loading: set[tuple[str, int]] = set()  # place and lot
         self._waiting: dict[tuple[str, int], list[int]] = {}
 
-    # --- workers ---------------------------------------------------------------
-
     def add_worker(self, remote: RemoteWorker, *, with_node: bool = False) -> None:
         """Add a worker, and `with_node` the lots that are at its place already."""
-        if self._placement is None:
+        placement = self._supply.placement
+        if placement is None:
             return
-        self._placement.add_worker(remote.number, remote.place)
+        placement.add_worker(remote.number, remote.place)
         if with_node:
             for lot in self._supply.arrived.get(remote.place, set()) - {EVERYWHERE}:
-                self._placement.add_lot(remote.place, lot)
+                placement.add_lot(remote.place, lot)
 
     def remove_worker(self, remote: RemoteWorker, *, with_place: bool) -> None:
         self.pace.forget(remote.number)
-        if self._placement is not None:
-            self._placement.remove_worker(remote.number)
+        if self._supply.placement is not None:
+            self._supply.placement.remove_worker(remote.number)
         if with_place:
-            if self._placement is not None:
-                self._placement.remove_place(remote.place)
             self._supply.forget(remote.place)
 
     def holders(self) -> Mapping[int, Sequence[int]] | None:
         """Return the workers that can read each lot; None: all read all."""
-        return None if self._placement is None else self._placement.holders()
-
-    # --- lots ------------------------------------------------------------------
+        return None if self._supply.placement is None else self._supply.placement.holders()
 
     def load(self, remote: RemoteWorker, lot: int) -> None:
         """Make a lot readable for a worker and all others on its node."""
-        if self._placement is not None:
-            self._placement.add_lot(remote.place, lot)
+        if self._supply.placement is not None:
+            self._supply.placement.add_lot(remote.place, lot)
             self._fetch(remote, lot)
 
     def is_there(self, remote: RemoteWorker, lot: int | None) -> bool:
@@ -85,9 +73,9 @@ class Transfers:
 
     def rebalance(self, remotes: Sequence[RemoteWorker]) -> None:
         """Copy one lot from a slow place to a fast one, if that helps."""
-        if self._placement is None or self._loading:
+        if self._supply.placement is None or self._supply.derives or self._loading:
             return
-        wish = self._placement.choose_lot_to_copy(self.pace.speeds())
+        wish = self._supply.placement.choose_lot_to_copy(self.pace.speeds())
         if wish is not None:
             lot, place = wish
             remote = next(remote for remote in remotes if remote.place == place)
@@ -97,8 +85,9 @@ class Transfers:
                 self._fetch(remote, lot)
 
     def _add_lot(self, place: str, lot: int) -> None:
-        if self._placement is not None and not self._placement.has_lot(place, lot):
-            self._placement.add_lot(place, lot)
+        placement = self._supply.placement
+        if placement is not None and not placement.has_lot(place, lot):
+            placement.add_lot(place, lot)
             self._events.now.append(ShardsPlaced())
 
     def _fetch(self, remote: RemoteWorker, lot: int, *, damaged: bool = False) -> None:

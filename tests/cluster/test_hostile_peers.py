@@ -172,13 +172,12 @@ def test_states_come_whole_or_not_at_all():
     guard = start_authenticator(context, keys)
     server = BlobServer(context, keys, "127.0.0.1")
     large = bytes(range(256)) * 50_000
-    server.add(1, large)
-    server.add(2, b"small")
+    server.blobs.update({1: large, 2: b"small"})
     address = f"127.0.0.1:{server.port}"
     socket = dial(context, keys, address)
     assert bytes(fetch(socket, 1, bool)) == large
     assert bytes(fetch(socket, 2, bool)) == b"small"
-    server.free(1)
+    del server.blobs[1]
     with pytest.raises(StateGone, match="no longer has it"):
         fetch(socket, 1, bool)
     socket.close()

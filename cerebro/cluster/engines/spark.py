@@ -152,7 +152,6 @@ class PlainStage(Engine):
         self._group = f"cerebro-{uuid.uuid4().hex}"
         self._text = ""
         self._error: str | None = None
-        self._is_ending = False
         self._thread = InheritableThread(target=self._run, name="cerebro-spark", daemon=True)
 
     def start(self, ticket: Ticket) -> None:
@@ -162,11 +161,7 @@ class PlainStage(Engine):
     def failure(self) -> str | None:
         return self._error
 
-    def stop(self) -> None:
-        self._is_ending = True
-
     def close(self) -> None:
-        self._is_ending = True
         if self._thread.ident is None:
             return
         self._thread.join(END_SECONDS)
@@ -265,9 +260,9 @@ def _register_profile(context: Any, profile: Any) -> Any:
     try:
         return context.parallelize([0], 1).withResources(profile).getResourceProfile()
     except Exception as error:
-        raise InputError(
-            f"Spark refuses the resource profile: {_read_java_message(error)}"
-        ) from error
+        java = getattr(error, "java_exception", None)
+        text = text_of(error) if java is None else one_line(str(java.getMessage()))
+        raise InputError(f"Spark refuses the resource profile: {text}") from error
 
 
 def _count_slots(context: Any, profile: Any) -> int:
@@ -312,12 +307,6 @@ def _find_cause(error: Exception) -> str:
         return text_of(error)
     lines = [line for line in _RAISED.findall(text) if not line.startswith(("org.", "java."))]
     return one_line(str(lines[0]) if lines else _first_line(text))
-
-
-def _read_java_message(error: Exception) -> str:
-    """Return the message of the Java exception that PySpark has raised again."""
-    java = getattr(error, "java_exception", None)
-    return text_of(error) if java is None else one_line(str(java.getMessage()))
 
 
 def _first_line(text: str) -> str:

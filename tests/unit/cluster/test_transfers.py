@@ -81,6 +81,8 @@ class Sender:
 
     def __init__(self):
         self.arrived = {"a": {0, EVERYWHERE}, "b": {1, EVERYWHERE}}
+        self.placement = Placement([10, 10], lots={"a": {0}, "b": {1}})
+        self.derives = False
         self.sent = []
 
     def is_there(self, remote, lot):
@@ -96,6 +98,7 @@ class Sender:
         return f"shard {lot} is"
 
     def forget(self, place):
+        self.placement.remove_place(place)
         del self.arrived[place]
 
 
@@ -105,8 +108,7 @@ class Lots:
     def __init__(self):
         self.supply, self.events, self.arrivals = Sender(), Events(), []
         self.a, self.b = (SimpleNamespace(number=n, place="ab"[n]) for n in range(2))
-        placement = Placement([10, 10], lots={"a": {0}, "b": {1}})
-        self.transfers = Transfers(self.supply, placement, self.events, self.hear)
+        self.transfers = Transfers(self.supply, self.events, self.hear)
         for remote in (self.a, self.b):
             self.transfers.add_worker(remote)
 

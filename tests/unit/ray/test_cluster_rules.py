@@ -320,7 +320,7 @@ def test_the_autoscaler_is_asked_for_all_workers_and_only_if_some_are_missing(mo
 
 def test_a_node_without_disk_space_for_the_data_is_reported():
     full = OSError(errno.ENOSPC, "No space left on device", "/cache/data")
-    supply = Supply(None, None, [], None, Traffic())
+    supply = Supply(None, SimpleNamespace(build=None), None, 1, Traffic(), None)
     job = Future()
     job.set_exception(AgentError("it has failed", full))
     with pytest.raises(

@@ -8,17 +8,13 @@ import signal
 import socket
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from cerebro.cluster.hub import Node
 from cerebro.errors import InputError, text_of
 from cerebro.machine.imports import import_extra
-
-AnyNode = TypeVar("AnyNode", bound=Node)
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 3.0
@@ -224,21 +220,6 @@ def alive_nodes(ray: Any) -> list[ClusterNode]:
         ),
         key=lambda node: node.id,
     )
-
-
-def find_node_address(connection: Connection) -> str:
-    """Return the address at which the other nodes reach this one."""
-    nodes = [node for node in alive_nodes(connection.ray) if node.id == connection.node]
-    return nodes[0].address
-
-
-def select_reachable(nodes: Sequence[AnyNode]) -> list[AnyNode]:
-    """Return the nodes that answer: the cluster takes half a minute to notice a lost node."""
-    if not nodes:
-        return []
-    with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda node: node.answers(), nodes))
-    return [node for node, there in zip(nodes, answers, strict=True) if there]
 
 
 def spread_workers(

@@ -25,9 +25,7 @@ from cerebro.cluster.engines.ray.connection import (
     alive_nodes,
     connect,
     explain_failure,
-    find_node_address,
     format_needs,
-    select_reachable,
     spread_workers,
 )
 from cerebro.cluster.executor import ClusterExecutor
@@ -162,7 +160,10 @@ class RayCluster(Hub):
         self.late_advice = (
             f"is its {format_needs(needs)} in use by others? Ask for fewer workers=, or free some"
         )
-        host = "127.0.0.1" if connection.is_ours else find_node_address(connection)
+        host = "127.0.0.1"
+        if not connection.is_ours:  # at which the other nodes reach this one
+            nodes = {node.id: node for node in alive_nodes(self._ray)}
+            host = nodes[connection.node].address
         everywhere = "::" if ":" in host else "0.0.0.0"
         listen = host if host == "127.0.0.1" else everywhere
         super().__init__(keys, Engine(), listen)
@@ -177,15 +178,12 @@ class RayCluster(Hub):
         return spread_workers(nodes, self._needs, workers, self._connection.node)
 
     def _list_reachable(self) -> list[ClusterNode]:
-        return select_reachable(alive_nodes(self._ray))
+        return self.select_reachable(alive_nodes(self._ray))
 
     def nodes(self) -> Sequence[Node]:
         if self._demand is not None:  # the executor looks for nodes regularly
             self._demand.adjust_request()
         return alive_nodes(self._ray)
-
-    def select_reachable(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        return select_reachable(nodes)
 
     def count_room(self, node: Node) -> int:
         assert isinstance(node, ClusterNode)
