@@ -59,8 +59,8 @@ class Answers:
     """An agent's answers and the states that they leave, until these are handed over."""
 
     def __init__(self, socket: SharedSocket, states: BlobServer) -> None:
+        self.states = states
         self._socket = socket
-        self._states = states
         self._lock = threading.Lock()
         self._has_handed_over = False
 
@@ -88,14 +88,14 @@ class Answers:
             if self._has_handed_over:
                 return
             if held is not None:
-                self._states.blobs[number] = held
+                self.states.blobs[number] = held
             self._socket.send([b"answer", *frames])
 
     def hand_over(self) -> None:
         """Send all states to the coordinator, and no answer from now on."""
         with self._lock:
             # A unit that is done later is not answered: its state would not be handed over.
-            held, self._has_handed_over = list(self._states.blobs.items()), True
+            held, self._has_handed_over = list(self.states.blobs.items()), True
         for number, packed in held:
             self._socket.send([b"state", str(number).encode(), *split_frames(packed)])
         self._socket.send([b"leaving"])
@@ -126,16 +126,16 @@ class Agent:
         keys = Keys(ticket.key)
         self._context = zmq.Context()
         self._guard = start_authenticator(self._context, keys)
-        self._states = BlobServer(self._context, keys, ticket.listen)
+        states = BlobServer(self._context, keys, ticket.listen)
         self._socket = SharedSocket(
             dial(self._context, keys, ticket.address),
             zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED,
             self._receive,
             self._handle_event,
         )
-        self._answers = Answers(self._socket, self._states)
-        self._fetcher = Fetcher(self._context, keys, ticket.address.rpartition(":")[0])
-        self._supervisor = supervisor(self._id, self._fetcher, self._socket)
+        self._answers = Answers(self._socket, states)
+        fetcher = Fetcher(self._context, keys, ticket.address.rpartition(":")[0])
+        self._supervisor = supervisor(self._id, fetcher, self._socket)
         self._lanes = {
             "ordered": ThreadPoolExecutor(1, "cerebro-unit"),
             "control": ThreadPoolExecutor(2, "cerebro-control"),
@@ -162,7 +162,7 @@ class Agent:
             "host": os.uname().nodename,
             "machine": read_machine_id(),
             "pid": os.getpid(),
-            "states": self._states.port,
+            "states": self._answers.states.port,
         }
         self._socket.send([b"hello", json.dumps(hello).encode()])
         begun = time.monotonic()
@@ -204,7 +204,7 @@ class Agent:
 
     def release(self) -> None:
         """After `close`, free what otherwise only the end of the process would free."""
-        self._fetcher.close()
+        self._supervisor.fetcher.close()
         self._guard.stop()
         self._context.term()  # the server of states closes its socket
 
@@ -270,7 +270,7 @@ class Agent:
         has_state: bool,
     ) -> None:
         for blob in freed:
-            self._states.blobs.pop(blob, None)
+            self._answers.states.blobs.pop(blob, None)
         if method == "run":
             self._supervisor.process.offer(arguments[0])
         # The coordinator gives the names: `agent.call("begin", ...)`, `agent.control("ping")`.
@@ -327,8 +327,6 @@ def is_refused(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), STEP_SECONDS).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:  # it cannot be said
-        return False
+    except OSError as error:  # any other one does not tell
+        return isinstance(error, ConnectionRefusedError)
     return False

@@ -23,10 +23,8 @@ class NodeReport:
     host: str
     place: str
     """The identity of its cache folder; agents that share the folder have the same."""
-    pid: int
     machine: str
     """The identity of its machine, as in the hello of agents."""
-    cores: int
     environment: Mapping[str, Any]
     """See `cerebro.machine.environment.describe`."""
     shares_run: bool
@@ -130,7 +128,7 @@ class Traffic:
     """Bytes of shards that nodes have made, to the coordinator."""
 
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Increased when messages change."""
 
 

@@ -89,10 +89,6 @@ class HeldStates:
         del self._keeping[trial]
         return True
 
-    @property
-    def nbytes(self) -> int:
-        return sum(state.nbytes for states in self._states.values() for state in states)
-
 
 STATE_SECONDS = 300.0
 """The time within which a state must arrive from a different agent."""

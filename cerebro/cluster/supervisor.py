@@ -263,8 +263,8 @@ class Supervisor:
         find_gpu: Callable[[], Device] = find_own_gpu,
     ) -> None:
         self.process = AgentProcess(socket)
+        self.fetcher = fetcher
         self._node = node or number
-        self._fetcher = fetcher
         self._find_gpu = find_gpu
         self._lock = threading.Lock()
         self._cache: Cache | None = None
@@ -304,9 +304,7 @@ class Supervisor:
             node=self._node,
             host=os.uname().nodename,
             place=self._the_cache.place,
-            pid=os.getpid(),
             machine=read_machine_id(),
-            cores=resources.usable_cores(),
             environment=environment.describe(threads),
             shares_run=_writes_like_its_owner(token),
             at=tuple(_find_data(paths, checksum) for paths, checksum in data),
@@ -438,7 +436,7 @@ class Supervisor:
 
     def _fetch(self, state: StateIn) -> Any:
         """Return a packed state; raise StateGone if it is lost."""
-        return self._fetcher.fetch(
+        return self.fetcher.fetch(
             state.ref, lambda: self.process.is_ending or state.agent in self._gone
         )
 

@@ -192,7 +192,7 @@ def test_gpus_that_ray_cannot_give_to_an_engine_are_refused(two_gpus, data, monk
 
 def reports(*gpus):
     return [
-        NodeReport(str(n), f"host-{n}", "", 1, "", 1, environment.describe(1), True, (), *gpu)
+        NodeReport(str(n), f"host-{n}", "", "", environment.describe(1), True, (), *gpu)
         for n, gpu in enumerate(gpus)
     ]
 

@@ -272,7 +272,8 @@ class Memory:
     def on_unit_end(self, trial, metrics):
         self.units += 1
         if self.units % 60 == 20:
-            held = self.executor._states.nbytes
+            states = self.executor._states._states.values()
+            held = sum(state.nbytes for of_trial in states for state in of_trial)
             assert 0 < held <= self.most
             agents = [remote.agent.pid for remote in self.executor._members.workers.values()]
             # Besides, states that agents will be told to free, and those of units in flight.

@@ -154,7 +154,7 @@ def test_the_newest_state_and_the_newest_on_another_node_are_kept():
     assert held.find_newest(3) == state(6, "a")
     assert held.find_state(3, 5) == state(5, "b")
     assert held.find_state(3, 4) is None
-    assert held.nbytes == 2 * 10**6
+    assert held.find_state(3, 2) is None
 
 
 def test_on_one_node_the_newest_of_another_agent_is_kept():
