@@ -70,12 +70,7 @@ class Admission:
     """
 
     def __init__(
-        self,
-        hub: Hub,
-        supply: Supply,
-        context: RunContext,
-        run: Begin,
-        one_kind: str | None = None,
+        self, hub: Hub, supply: Supply, context: RunContext, run: Begin, one_kind: str | None = None
     ) -> None:
         self.shares_run = False
         """Whether all workers write states and logs into the run's folder."""

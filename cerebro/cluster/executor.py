@@ -517,11 +517,7 @@ class ClusterExecutor(ABC):
     # --- data that arrive during the run ---------------------------------------
 
     def _resume_waiting(
-        self,
-        receiver: RemoteWorker,
-        lot: int,
-        error: BaseException | None,
-        workers: Sequence[int],
+        self, receiver: RemoteWorker, lot: int, error: BaseException | None, workers: Sequence[int]
     ) -> None:
         """Send the calls of workers that have waited for a lot, or find out what its loss means."""
         for worker in workers:

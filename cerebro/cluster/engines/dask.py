@@ -8,12 +8,7 @@ import threading
 from typing import Any
 
 from cerebro.cluster.connected_executor import ConnectionExecutor
-from cerebro.cluster.engine import (
-    Engine,
-    count_fitting_workers,
-    format_visible_gpu,
-    run_agent,
-)
+from cerebro.cluster.engine import Engine, count_fitting_workers, format_visible_gpu, run_agent
 from cerebro.cluster.keys import Ticket
 from cerebro.errors import InputError, text_of
 from cerebro.machine.imports import import_extra
