@@ -103,13 +103,10 @@ class Admission:
                 )
             for report in reports:
                 self.supply.check_reads(report)
-            local = [
-                members.count_local(report) + sum(r.is_local_to(report) for r in reports)
-                for report in reports
-            ]
+            others = [*reports, *members.list_reports()]
             remotes = [
-                self._make_worker(node, agent, report, workers_here)
-                for (node, agent), report, workers_here in zip(agents, reports, local, strict=True)
+                self._make_worker(node, agent, report, others)
+                for (node, agent), report in zip(agents, reports, strict=True)
             ]
             if first:
                 self.supply.supply_first_nodes(remotes)
@@ -129,7 +126,7 @@ class Admission:
         return self.admit(agents, members)
 
     def _make_worker(
-        self, node: Node, agent: RemoteAgent, report: NodeReport, workers_here: int
+        self, node: Node, agent: RemoteAgent, report: NodeReport, others: Sequence[NodeReport]
     ) -> RemoteWorker:
         reads_all = all(path is not None for path in report.at)
         train, validation = self._run.train, self._run.validation
@@ -140,7 +137,7 @@ class Admission:
             train=DataAt({**train.spec, "path": report.at[0] or ""}, not reads_all),
             validation=validation,
             shares_run=self.shares_run,
-            workers_here=workers_here,
+            workers_here=sum(other.is_local_to(report) for other in others),
         )
         place = f"{report.node} itself" if reads_all else report.place
         return RemoteWorker(-1, agent, node, report, place, reads_all, begin)
@@ -163,10 +160,8 @@ class Admission:
         for (node, _), answer in zip(agents, asked, strict=True):
             name = f"node {node.address} ({node.id[:8]})"
             if answer not in done:
-                raise InputError(
-                    f"{name} has not started a worker in {START_SECONDS:g} s: "
-                    f"{self._hub.late_advice}"
-                )
+                late = f"{name} has not started a worker in {START_SECONDS:g} s"
+                raise InputError(f"{late}: {self._hub.late_advice}")
             try:
                 reports.append(answer.result())
             except AgentError as error:

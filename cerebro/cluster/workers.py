@@ -100,11 +100,9 @@ class Membership:
             for remote in self.workers.values()
         )
 
-    def count_local(self, report: NodeReport) -> int:
-        """Return the number of workers on the machine of a node."""
-        return sum(remote.report.is_local_to(report) for remote in self.workers.values())
-
-    # --- what has gone, and what has come ------------------------------------
+    def list_reports(self) -> list[NodeReport]:
+        """Return the reports of all workers; may be called by any thread."""
+        return [remote.report for remote in list(self.workers.values())]
 
     def mark_gone(self, remote: RemoteWorker) -> list[RemoteWorker]:
         """Note that an agent is gone, and perhaps its node; return all workers lost with it."""

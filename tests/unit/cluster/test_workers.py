@@ -21,8 +21,7 @@ class Node:
 
 
 def add(members, node, agent, place="cache"):
-    report = SimpleNamespace(name=node.id, is_local_to=lambda other: other == node.id)
-    remote = RemoteWorker(-1, SimpleNamespace(id=agent), node, report, place, False, None)
+    remote = RemoteWorker(-1, SimpleNamespace(id=agent), node, None, place, False, None)
     members.add(remote)
     return remote
 
@@ -81,7 +80,3 @@ def test_a_node_with_more_room_is_asked_again_after_a_loss(members):
     assert members.find_unknown([z]) == [z]
     assert members.reserve(z, 1, 3) == 1
     assert members.reserve(Node("w"), 1, 3) == 0  # the missing one is arriving
-
-
-def test_workers_on_one_machine_are_counted(members):
-    assert [members.count_local(name) for name in "xyz"] == [2, 1, 0]
