@@ -72,8 +72,7 @@ class Admission:
     def __init__(
         self, hub: Hub, supply: Supply, context: RunContext, run: Begin, one_kind: str | None = None
     ) -> None:
-        self.shares_run = False
-        """Whether all workers write states and logs into the run's folder."""
+        self.shares_run = False  # whether all workers write states and logs into the run's folder
         self.supply = supply
         self._hub = hub
         self._context = context

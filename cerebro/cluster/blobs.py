@@ -31,8 +31,7 @@ class Blob:
         self.address = address
         """``host:port`` of the agent that has it; without a host: the coordinator's."""
         self.number = number
-        self.packed = packed
-        """The state, if it is small or its agent has left."""
+        self.packed = packed  # the state, if it is small or its agent has left
 
 
 class Ref(Blob):

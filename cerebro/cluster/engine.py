@@ -34,8 +34,7 @@ class Engine:
     others do, such as a batch system, Kubernetes or ssh.
     """
 
-    size: int | None = None
-    """The number of agents that it starts; None: unknown."""
+    size: int | None = None  # the number of agents that it starts; None: unknown
 
     def start(self, ticket: Ticket) -> None:
         """Begin to start agents and return at once; raise InputError if this fails."""

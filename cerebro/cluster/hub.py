@@ -88,8 +88,7 @@ class RemoteAgent:
         self.pending: dict[int, tuple[Future[Any], Any, Ref | None]] = {}
         self.is_taken = False
         self.is_gone = False
-        self.has_left = False
-        """Whether it has said that it leaves, because it was told to end."""
+        self.has_left = False  # whether it has said that it leaves, because it was told to end
         self._hub = hub
 
     def connect(self, peer: bytes, fd: int, host: str, hello: dict[str, Any]) -> None:

@@ -112,13 +112,11 @@ def format_address(host: str, port: int) -> str:
 class Ticket:
     """The data that an agent needs to join a run. It contains the key, so keep it secret."""
 
-    address: str
-    """``host:port`` of the coordinator."""
+    address: str  # ``host:port`` of the coordinator
     key: bytes = field(repr=False)
     variables: Mapping[str, str | None] = field(default_factory=dict)
     """Environment variables to set for the agent's program; None: to remove."""
-    listen: str = "0.0.0.0"
-    """The address of its machine at which it serves states to other agents."""
+    listen: str = "0.0.0.0"  # the address of its machine at which it serves states to other agents
 
     def to_json(self) -> str:
         return json.dumps({**vars(self), "key": self.key.hex()})

@@ -26,8 +26,7 @@ class Placement:
     """The lots of a run, with their rows, and their places."""
 
     rows: Sequence[int]
-    workers: dict[int, str] = field(default_factory=dict)
-    """The place of each worker."""
+    workers: dict[int, str] = field(default_factory=dict)  # the place of each worker
     lots: dict[str, set[int]] = field(default_factory=dict)
     """The lots that each place has or will have."""
 

@@ -19,13 +19,10 @@ of an agent."""
 class HeldState:
     """A packed state at an agent."""
 
-    position: int
-    """The number of units done before it."""
+    position: int  # the number of units done before it
     ref: Any
-    node: str
-    """The node that made it."""
-    agent: str
-    """The number of the agent there that holds it."""
+    node: str  # the node that made it
+    agent: str  # the number of the agent there that holds it
     worker: int
     state_hash: str
     nbytes: int

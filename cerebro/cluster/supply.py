@@ -64,8 +64,7 @@ class Supply:
         self.derives = isinstance(context.build, Sent)  # whether the tasks are shards, not units
         self.placement: Placement | None = None
         """Which lots are where; None: all places read all data."""
-        self.arrived: dict[str, set[int]] = {}
-        """The lots that places have, and `EVERYWHERE`."""
+        self.arrived: dict[str, set[int]] = {}  # the lots that places have, and `EVERYWHERE`
         self._have: dict[str, set[int]] = {}  # the shards that places have
         self._hub = hub
         self._context = context

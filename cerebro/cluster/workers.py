@@ -16,13 +16,10 @@ class Call:
     """A job of a worker."""
 
     job: Job
-    packed: Any = None
-    """A reference to the state that the task will leave."""
-    reloaded: bool = False
-    """Whether its shard was damaged on the node and has been sent again."""
+    packed: Any = None  # a reference to the state that the task will leave
+    reloaded: bool = False  # whether its shard was damaged on the node and has been sent again
     is_sent: bool = False
-    is_dropped: bool = False
-    """Whether it was queued, and must be sent again when its turn comes."""
+    is_dropped: bool = False  # whether it was queued, and must be sent again when its turn comes
 
 
 @dataclass
@@ -34,21 +31,17 @@ class RemoteWorker:
     node: Node
     report: NodeReport
     place: str
-    reads_all: bool
-    """Whether it reads all shards without a copy."""
+    reads_all: bool  # whether it reads all shards without a copy
     begin: Begin
-    call: Call | None = None
-    """What it runs, or what waits until its shards are there."""
-    queued: Call | None = None
-    """The unit after that one."""
+    call: Call | None = None  # what it runs, or what waits until its shards are there
+    queued: Call | None = None  # the unit after that one
     stale: set[int] = field(default_factory=set)
     """Trials whose newest state was made by a different worker."""
     made: list[int] = field(default_factory=list)
     """Shards that it has made, which its node could keep."""
     silent_looks: int = 0
     has_answered: bool = False
-    is_gone: bool = False
-    """Whether the agent, and not only its process, is lost."""
+    is_gone: bool = False  # whether the agent, and not only its process, is lost
     node_is_gone: bool = False
 
     @property

@@ -33,10 +33,8 @@ class Demand:
     def __init__(self, needs: Mapping[str, float], workers: int) -> None:
         self._needs = dict(needs)
         self._wanted = workers
-        self._fits = 0
-        """The largest number of workers that the cluster is known to be able to have."""
-        self._exceeds = workers + 1
-        """The smallest number of workers that it cannot have."""
+        self._fits = 0  # the largest number of workers that the cluster is known to be able to have
+        self._exceeds = workers + 1  # the smallest number of workers that it cannot have
         self._asked = 0
         self._since = 0
 

@@ -30,10 +30,8 @@ class Connection:
     """This process's connection to a cluster."""
 
     ray: Any
-    node: str
-    """The id of the node on which this process runs."""
-    is_ours: bool
-    """Whether the cluster was started for this search and ends with it."""
+    node: str  # the id of the node on which this process runs
+    is_ours: bool  # whether the cluster was started for this search and ends with it
 
     def close(self) -> None:
         if self.is_ours:
@@ -187,8 +185,7 @@ class ClusterNode:
 
     id: str
     address: str
-    port: int = 0
-    """The port of the node's raylet."""
+    port: int = 0  # the port of the node's raylet
     resources: dict[str, float] = field(default_factory=dict)
 
     def answers(self) -> bool:
