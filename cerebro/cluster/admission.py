@@ -31,15 +31,12 @@ from cerebro.machine import environment
 from cerebro.machine.devices import CUBLAS_VARIABLE, CUBLAS_WORKSPACE, is_gpu
 from cerebro.worker.messages import Note, RunContext
 
-START_SECONDS = 120.0
-"""The time within which a node must start a worker."""
-TOKEN = ".cerebro-"
-"""The beginning of a token's name; 32 hexadecimal digits follow."""
+START_SECONDS = 120.0  # the time within which a node must start a worker
+TOKEN = ".cerebro-"  # the beginning of a token's name; 32 hexadecimal digits follow
 OLD_TOKEN_SECONDS = 3600.0
 """The age of a token beside the run's folder at which its coordinator must be gone."""
 
-NewAgents = Sequence[tuple[Node, RemoteAgent]]
-"""Agents, each with its node."""
+NewAgents = Sequence[tuple[Node, RemoteAgent]]  # agents, each with its node
 
 
 def describe_run(context: RunContext, gpu_share: float) -> Begin:

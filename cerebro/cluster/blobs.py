@@ -20,8 +20,7 @@ from cerebro.cluster.keys import Keys, import_zmq
 from cerebro.cluster.states import STATE_SECONDS, StateGone
 from cerebro.cluster.wire import dial, open_listener, split_frames
 
-STEP_MILLISECONDS = 100
-"""How often to check whether the node that sends a state is still alive."""
+STEP_MILLISECONDS = 100  # how often to check whether the node that sends a state is still alive
 
 
 class Blob:

@@ -19,8 +19,7 @@ from cerebro.machine import devices, environment
 from cerebro.machine.devices import CPU, Device, Found, restrict_visible
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-AUTO = "auto"
-"""The device of an agent that uses a GPU if the search needs one."""
+AUTO = "auto"  # the device of an agent that uses a GPU if the search needs one
 
 END_SECONDS = 10.0
 PATIENCE_SECONDS = 60

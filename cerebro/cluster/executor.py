@@ -59,14 +59,11 @@ from cerebro.worker.messages import (
 )
 
 END_SECONDS = 10.0
-KEEP_SECONDS = 60.0
-"""The time for nodes to keep the shards that they have made."""
+KEEP_SECONDS = 60.0  # the time for nodes to keep the shards that they have made
 PATIENCE_SECONDS = 60.0
 """The time to wait for another node after the last one was lost, if the cluster starts them."""
-LOOK_SECONDS = 5.0
-"""How often to look for new nodes and to ping busy workers."""
-SILENT_LOOKS = 6
-"""The number of unanswered pings in a row after which a worker is lost."""
+LOOK_SECONDS = 5.0  # how often to look for new nodes and to ping busy workers
+SILENT_LOOKS = 6  # the number of unanswered pings in a row after which a worker is lost
 
 
 class ClusterExecutor(ABC):

@@ -30,12 +30,9 @@ from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.machine.signals import defer_interrupts
 from cerebro.worker.messages import Job, Task
 
-START_SECONDS = 120.0
-"""The time within which the first agents must connect."""
-LATE_SECONDS = 20.0
-"""The time after which a run begins with fewer agents than it wants."""
-LEAVE_SECONDS = 10.0
-"""The time within which agents must disconnect after they are told to end."""
+START_SECONDS = 120.0  # the time within which the first agents must connect
+LATE_SECONDS = 20.0  # the time after which a run begins with fewer agents than it wants
+LEAVE_SECONDS = 10.0  # the time within which agents must disconnect after they are told to end
 STEP_SECONDS = 0.2
 
 

@@ -23,10 +23,8 @@ from cerebro.errors import InputError
 from cerebro.machine.imports import import_extra
 
 KEY_BYTES = 32
-VARIABLE = "CEREBRO_CLUSTER_KEY"
-"""Environment variable of agents: the key, hexadecimal."""
-OTHERS = 0o027
-"""Permissions that a key should not have: any for others, and writing for the group."""
+VARIABLE = "CEREBRO_CLUSTER_KEY"  # environment variable of agents: the key, hexadecimal
+OTHERS = 0o027  # permissions that a key should not have: any for others, and writing for the group
 
 
 def import_zmq() -> Any:

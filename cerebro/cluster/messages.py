@@ -106,8 +106,7 @@ class Traffic:
     """Bytes of shards that nodes have made, to the coordinator."""
 
 
-PROTOCOL = 5
-"""Increased when messages change."""
+PROTOCOL = 5  # increased when messages change
 
 
 def list_versions() -> dict[str, str]:

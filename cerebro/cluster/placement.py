@@ -15,10 +15,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-PIECES = 16
-"""The parts into which a lot at several places is divided to estimate their work."""
-MARGIN = 1.15
-"""A place is relieved when its work exceeds its share by this factor."""
+PIECES = 16  # the parts into which a lot at several places is divided to estimate their work
+MARGIN = 1.15  # a place is relieved when its work exceeds its share by this factor
 
 
 @dataclass

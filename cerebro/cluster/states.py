@@ -87,8 +87,7 @@ class HeldStates:
         return True
 
 
-STATE_SECONDS = 300.0
-"""The time within which a state must arrive from a different agent."""
+STATE_SECONDS = 300.0  # the time within which a state must arrive from a different agent
 
 
 class StateGone(Exception):

@@ -37,11 +37,9 @@ from cerebro.machine.files import is_plain_name, read_bytes
 from cerebro.machine.objects import Objects, StorageError
 from cerebro.worker.messages import RunContext
 
-BEGIN_SECONDS = 120.0
-"""The time within which a node must report its shards."""
+BEGIN_SECONDS = 120.0  # the time within which a node must report its shards
 
-EVERYWHERE = -1
-"""The number of the lot that all nodes get: the validation data."""
+EVERYWHERE = -1  # the number of the lot that all nodes get: the validation data
 
 
 class Supply:
@@ -322,8 +320,7 @@ class Supply:
 
 PIECE_BYTES = 8 << 20
 
-WINDOW = 4
-"""The number of pieces sent at a time; more would only fill memory."""
+WINDOW = 4  # the number of pieces sent at a time; more would only fill memory
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,11 @@ from cerebro.cluster.keys import Keys, import_zmq
 from cerebro.worker.pickled import pickle_event, pickle_message
 
 FRAME_BYTES = 4 << 20
-MAX_FRAME_BYTES = 2 * FRAME_BYTES
-"""A peer that announces a larger frame is disconnected."""
+MAX_FRAME_BYTES = 2 * FRAME_BYTES  # a peer that announces a larger frame is disconnected
 HANDSHAKE_SECONDS = 10
 BEAT_SECONDS = 2
-SILENCE_SECONDS = 10
-"""The time without a message after which a connection counts as broken."""
-DOMAIN = "cerebro"
-"""The domain of ZeroMQ's authentication."""
+SILENCE_SECONDS = 10  # the time without a message after which a connection counts as broken
+DOMAIN = "cerebro"  # the domain of ZeroMQ's authentication
 
 
 def open_listener(context: Any, keys: Keys, host: str, port: int = 0) -> tuple[Any, int]:

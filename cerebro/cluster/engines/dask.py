@@ -14,8 +14,7 @@ from cerebro.errors import InputError, text_of
 from cerebro.machine.imports import import_extra
 from cerebro.worker.messages import RunContext
 
-LOOK_SECONDS = 1.0
-"""How often, in seconds, to look for workers that have joined or left."""
+LOOK_SECONDS = 1.0  # how often, in seconds, to look for workers that have joined or left
 RETRIES = 3
 END_SECONDS = 10.0
 

@@ -17,8 +17,7 @@ from cerebro.errors import InputError, text_of
 from cerebro.machine.imports import import_extra
 
 CONNECT_SECONDS = 10.0
-ANSWER_SECONDS = 3.0
-"""The seconds within which a live node accepts a connection."""
+ANSWER_SECONDS = 3.0  # the seconds within which a live node accepts a connection
 
 
 def import_ray() -> Any:

@@ -37,8 +37,7 @@ from cerebro.machine import devices
 from cerebro.machine.devices import Device
 from cerebro.worker.messages import RunContext
 
-GPU = "GPU"
-"""Ray's name for GPUs."""
+GPU = "GPU"  # Ray's name for GPUs
 
 
 class Executor(ClusterExecutor):
