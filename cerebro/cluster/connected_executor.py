@@ -1,10 +1,9 @@
-"""Searches on agents that connect: `cerebro.cluster.Executor`, and the base of other engines."""
+"""Searches on agents that connect: `cerebro.cluster.Executor`, and the base of other engines'."""
 
 from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from typing import Any
 
 from cerebro.cluster.engine import Engine, Processes, assign_gpus, collect_variables
 from cerebro.cluster.executor import ClusterExecutor
@@ -48,27 +47,6 @@ class EngineExecutor(ClusterExecutor):
             hub.close()
             raise
         return hub
-
-
-class ConnectionExecutor(EngineExecutor):
-    """Runs a search on a cluster to which the user has a connection, such as a client or a session.
-
-    The connection stays open, and copies of the executor share it. `name` is that of its parameter;
-    the other parameters are those of `Executor`.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        connection: Any,
-        workers: int | None,
-        replicas: int,
-        shared_path: str | os.PathLike[str] | None,
-        gpus: float | None = None,
-    ) -> None:
-        super().__init__(workers, replicas, shared_path, gpus)
-        self._connection = connection
-        self._arguments |= {name: connection, "gpus": gpus}
 
 
 class Executor(EngineExecutor):

@@ -93,15 +93,15 @@ def start_agent(ticket: Ticket) -> subprocess.Popen[bytes]:
     return process
 
 
-def end_agent(process: subprocess.Popen[bytes]) -> int:
+def end_agent(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.close()
     try:
-        return process.wait(END_SECONDS)
+        process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-        return process.wait()
+        process.wait()
 
 
 def run_agent(text: str, gpu: str | None = None) -> None:

@@ -7,7 +7,7 @@ import socket
 import threading
 from typing import Any
 
-from cerebro.cluster.connected_executor import ConnectionExecutor
+from cerebro.cluster.connected_executor import EngineExecutor
 from cerebro.cluster.engine import Engine, count_fitting_workers, format_visible_gpu, run_agent
 from cerebro.cluster.keys import Ticket
 from cerebro.errors import InputError, text_of
@@ -19,7 +19,7 @@ RETRIES = 3
 END_SECONDS = 10.0
 
 
-class Executor(ConnectionExecutor):
+class Executor(EngineExecutor):
     """Runs a search on a Dask cluster; pass it to `cerebro.search` as ``executor=``.
 
     A Dask worker with t threads gets t / `threads` workers of the search, at least one. Dask
@@ -63,22 +63,24 @@ class Executor(ConnectionExecutor):
         shared_path: str | os.PathLike[str] | None = None,
         gpus: float | None = None,
     ) -> None:
-        super().__init__("client", client, workers, replicas, shared_path, gpus)
+        super().__init__(workers, replicas, shared_path, gpus)
         if not isinstance(client, _import_distributed().Client):
             raise InputError(
                 f"client must be a dask.distributed.Client, not {type(client).__name__}"
             )
         if client.asynchronous:
             raise InputError("client is asynchronous: give one made without asynchronous=True")
+        self._client = client
+        self._arguments |= {"client": client, "gpus": gpus}
 
     def _make_engine(self, context: RunContext) -> LongTasks:
-        if self._connection.status != "running":
-            raise InputError(f"the Dask client is {self._connection.status}: give a connected one")
+        if self._client.status != "running":
+            raise InputError(f"the Dask client is {self._client.status}: give a connected one")
         share = self._find_gpu_share(context)
-        return LongTasks(self._connection, self.workers, context.threads, share)
+        return LongTasks(self._client, self.workers, context.threads, share)
 
     def _choose_addresses(self) -> tuple[str, int, str]:
-        way, _, rest = self._connection.scheduler.address.partition("://")
+        way, _, rest = self._client.scheduler.address.partition("://")
         if way == "inproc":  # the workers are threads in this process
             return super()._choose_addresses()
         address = _find_own_address(rest.rpartition(":")[0].strip("[]"))

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from cerebro.cluster.connected_executor import ConnectionExecutor
+from cerebro.cluster.connected_executor import EngineExecutor
 from cerebro.cluster.engine import Engine, run_agent
 from cerebro.cluster.keys import Ticket
 from cerebro.errors import InputError, one_line, text_of
@@ -32,7 +32,7 @@ EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"
 GPU = "gpu"  # the name that Spark gives the resource
 
 
-class Executor(ConnectionExecutor):
+class Executor(EngineExecutor):
     """Runs a search on a Spark application; pass it to `cerebro.search` as ``executor=``.
 
     Each worker of the search is one Spark task, with as many cores as the search's ``threads`` if
@@ -85,12 +85,13 @@ class Executor(ConnectionExecutor):
         gpus: float | None = None,
         profile: Any = None,
     ) -> None:
-        super().__init__("spark", spark, workers, replicas, shared_path, gpus)
+        super().__init__(workers, replicas, shared_path, gpus)
         import_extra("pyspark.sql", "spark", "cerebro.spark.Executor needs PySpark")
+        self._spark = spark
         self._get_context()  # rejects anything that is not a session
         _check_profile(profile, self._gpu_share)
         self._profile = profile
-        self._arguments["profile"] = profile
+        self._arguments |= {"spark": spark, "gpus": gpus, "profile": profile}
 
     def _make_engine(self, context: RunContext) -> PlainStage:
         running, share = self._get_running_context(), self._find_gpu_share(context)
@@ -108,17 +109,16 @@ class Executor(ConnectionExecutor):
     def _get_context(self) -> Any:
         from pyspark.sql import SparkSession
 
-        if type(self._connection).__module__.startswith("pyspark.sql.connect"):
+        if type(self._spark).__module__.startswith("pyspark.sql.connect"):
             raise InputError(
                 "spark is a Spark Connect session, whose driver is not in this process: run the "
                 "search in the driver, with a classic session"
             )
-        if not isinstance(self._connection, SparkSession):
-            raise InputError(
-                f"spark must be a pyspark.sql.SparkSession, not {type(self._connection).__name__}"
-            )
+        if not isinstance(self._spark, SparkSession):
+            kind = type(self._spark).__name__
+            raise InputError(f"spark must be a pyspark.sql.SparkSession, not {kind}")
         try:
-            return self._connection.sparkContext
+            return self._spark.sparkContext
         except Exception as error:  # serverless sessions
             raise InputError(
                 f"spark has no SparkContext in this process ({_first_line(text_of(error))}): run "
@@ -278,19 +278,18 @@ def _count_slots(context: Any, profile: Any) -> int:
 
 
 def _run_task(text: str, on_gpu: bool, number: int, rows: Iterator[Any]) -> Iterator[Any]:
-    run_agent(text, _find_task_gpu() if on_gpu else None)
-    return iter(())
-
-
-def _find_task_gpu() -> str:
-    """Return ``CUDA_VISIBLE_DEVICES`` for this task's GPU; raise InputError if it has none."""
+    """Run an agent in a Spark task, on the task's GPU if it uses one."""
     from pyspark import TaskContext
 
-    task = TaskContext.get()
-    resource = None if task is None else task.resources().get("gpu")
-    if resource is None or not resource.addresses:
-        raise InputError(f"Spark has given the task no GPU: set {TASK_GPUS}")
-    return str(resource.addresses[0])
+    gpu = None
+    if on_gpu:
+        task = TaskContext.get()
+        resource = None if task is None else task.resources().get(GPU)
+        if resource is None or not resource.addresses:
+            raise InputError(f"Spark has given the task no GPU: set {TASK_GPUS}")
+        gpu = str(resource.addresses[0])
+    run_agent(text, gpu)
+    return iter(())
 
 
 # --- what Spark says ----------------------------------------------------------
