@@ -84,7 +84,7 @@ class Admission:
         These are the run's `first` agents, or those of one new node. Raises InputError, after
         ending all of them, if one cannot be used.
         """
-        with _kill_if_refused(agents):
+        try:
             reports = self._collect_reports(agents)
             notes = self.check(reports)
             all_share = all(report.shares_run for report in reports)
@@ -113,6 +113,10 @@ class Admission:
             for remote in remotes:
                 remote.agent.call("begin", remote.begin)
             return remotes, notes
+        except BaseException:
+            for _, agent in agents:
+                agent.kill()
+            raise
 
     def admit_node(
         self, node: Node, count: int, members: Membership
@@ -133,7 +137,9 @@ class Admission:
             train=DataAt({**train.spec, "path": report.at[0] or ""}, not reads_all),
             validation=validation,
             shares_run=self.shares_run,
-            workers_here=sum(other.is_local_to(report) for other in others),
+            workers_here=sum(
+                (other.machine, other.host) == (report.machine, report.host) for other in others
+            ),
         )
         place = f"{report.node} itself" if reads_all else report.place
         return RemoteWorker(-1, agent, node, report, place, reads_all, begin)
@@ -259,16 +265,6 @@ def _find_existing_parent(folder: Path) -> Path:
     while not folder.is_dir():
         folder = folder.parent
     return folder
-
-
-@contextlib.contextmanager
-def _kill_if_refused(agents: NewAgents) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        for _, agent in agents:
-            agent.kill()
-        raise
 
 
 COMPUTE = ("numpy", "torch", "jax", "jaxlib", "scikit-learn", "scipy", "mkl", "cloudpickle")

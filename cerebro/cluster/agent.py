@@ -208,8 +208,6 @@ class Agent:
         self._guard.stop()
         self._context.term()  # the server of states closes its socket
 
-    # --- inside ----------------------------------------------------------------
-
     def _hand_over_states(self) -> str:
         """Send all states to the coordinator and await its confirmation; return what happened."""
         if not self._is_welcome:

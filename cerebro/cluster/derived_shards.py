@@ -67,16 +67,17 @@ class MadeShards:
                 raise WorkerError(f"derive: no worker is left, and none joins: {self._cause}")
             for event in self._executor.wait():
                 if isinstance(event, ShardMade):
-                    arrived = self._receive_shard(event)
+                    del self._running[event.worker]
+                    self._idle.add(event.worker)
+                    self._lost_at_start = 0
                     self._assign()  # before the caller takes its time
-                    yield arrived
+                    shard, folder = event.task.shard, Path(event.folder)
+                    yield Arrived(shard, event.files, folder, event.worker, event.node)
                 else:
                     self._handle(event)
 
     def keep(self, manifest: bytes) -> None:
         self._executor.keep_made(manifest)
-
-    # --- assigning -----------------------------------------------------------
 
     def _assign(self) -> None:
         """Give idle workers shards: first those that they hold, then others."""
@@ -111,15 +112,6 @@ class MadeShards:
             shard = next(s for s in reversed(self._left) if tuple(holders[s]) == most)
         self._executor.load(worker, shard)
         return shard
-
-    # --- events --------------------------------------------------------------
-
-    def _receive_shard(self, event: ShardMade) -> Arrived:
-        del self._running[event.worker]
-        self._idle.add(event.worker)
-        self._lost_at_start = 0
-        shard, folder = event.task.shard, Path(event.folder)
-        return Arrived(shard, event.files, folder, event.worker, event.node)
 
     def _handle(self, event: News) -> None:
         if isinstance(event, ShardFailed):

@@ -627,7 +627,13 @@ class ClusterExecutor(ABC):
         for remote in self._members.drop_dead_nodes(alive):
             self._handle_failed_agent(remote, WorkerError("its node has left the cluster"))
         for node in self._cluster.select_reachable(self._members.find_unknown(alive)):
-            self._start_admission(node)
+            room = self._cluster.count_room(node)
+            count = self._members.reserve(node, room, self.workers)
+            if count > 0:
+                job = self._events.fetch_pool.submit(
+                    self._admission.admit_node, node, count, self._members
+                )
+                self._events.when_done(job, self._finish_admission, node, count)
 
     def _ping_worker(self, remote: RemoteWorker) -> None:
         remote.silent_looks += 1
@@ -642,14 +648,6 @@ class ClusterExecutor(ABC):
                 remote.has_answered = True
 
         self._events.when_done(remote.agent.control("ping"), reset_silence)
-
-    def _start_admission(self, node: Node) -> None:
-        count = self._members.reserve(node, self._cluster.count_room(node), self.workers)
-        if count > 0:
-            job = self._events.fetch_pool.submit(
-                self._admission.admit_node, node, count, self._members
-            )
-            self._events.when_done(job, self._finish_admission, node, count)
 
     def _finish_admission(self, node: Node, count: int, done: Any) -> None:
         self._members.arriving -= count

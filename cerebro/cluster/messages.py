@@ -19,7 +19,7 @@ class NodeReport:
     """An agent's description of its node."""
 
     node: str  # the node's number in the cluster, hexadecimal
-    host: str
+    host: str  # containers of one machine have names of their own, and other limits
     place: str  # the identity of its cache folder; agents that share the folder have the same
     machine: str  # the identity of its machine, as in the hello of agents
     environment: Mapping[str, Any]  # see `cerebro.machine.environment.describe`
@@ -33,10 +33,6 @@ class NodeReport:
     def name(self) -> str:
         """The node's name in messages."""
         return f"{self.host} ({self.node[:8]})"
-
-    def is_local_to(self, other: NodeReport) -> bool:
-        """Whether both share a machine's memory and cores; containers of one machine do not."""
-        return (self.machine, self.host) == (other.machine, other.host)
 
 
 @dataclass(frozen=True)

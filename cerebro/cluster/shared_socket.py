@@ -154,8 +154,6 @@ class SharedSocket:
             self._monitor.close()
             self._socket.close()
 
-    # --- inside ----------------------------------------------------------------
-
     @property
     def _is_lent(self) -> bool:
         return time.monotonic() < self._lent_until

@@ -231,7 +231,7 @@ class Supply:
         checksums = [source.checksum for source in sources]
         folders = remote.agent.call("data_folders", checksums).result()
         at = [
-            DataAt(source.spec_at(folder), True)
+            DataAt({**source.data.spec(), "path": folder}, True)
             for source, folder in zip(sources, folders, strict=True)
         ]
         remote.begin = replace(remote.begin, train=at[0], validation=at[1] if len(at) > 1 else None)
@@ -332,10 +332,6 @@ class LocalData:
     @property
     def checksum(self) -> str:
         return self.data._manifest.checksum
-
-    def spec_at(self, folder: str) -> Mapping[str, Any]:
-        """Return the view's description with the data in `folder`."""
-        return {**self.data.spec(), "path": folder}
 
     @property
     def shards(self) -> range:

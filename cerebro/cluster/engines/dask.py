@@ -159,8 +159,6 @@ class LongTasks(Engine):
             pass  # on a lost worker, or without a connection: Dask forgets them
         self._client.cancel(tasks, force=True)
 
-    # --- inside ----------------------------------------------------------------
-
     def _list_slots(self) -> list[tuple[int, str]]:
         """Return where agents can run: a number and a worker's address, in the order of use."""
         return sorted(
