@@ -47,19 +47,22 @@ class Demand:
         raises InputError if no node with room joins in time. `list_nodes` returns the nodes that
         answer.
         """
-        nodes, room = self._count_room(list_nodes)
         workers, needs = self._wanted, format_needs(self._needs)
-        if room < workers:
-            self.make_request(room)
-            begins = f"the search begins with {room}" if room else "the search waits for the first"
-            warnings.warn(
-                f"the cluster has room for {room} of {workers} workers with {needs} each: its "
-                f"autoscaler was asked for the others, and {begins} ('ray status' shows the "
-                "request)",
-                stacklevel=2,
-            )
         end = time.monotonic() + NODE_SECONDS
-        while room == 0:
+        while True:
+            nodes = list_nodes()
+            room = sum(node.count_room(self._needs) for node in nodes)
+            if room < workers and not self._asked:
+                self.make_request(room)
+                begins = f"begins with {room}" if room else "waits for the first"
+                warnings.warn(
+                    f"the cluster has room for {room} of {workers} workers with {needs} each: its "
+                    f"autoscaler was asked for the others, and the search {begins} ('ray status' "
+                    "shows the request)",
+                    stacklevel=2,
+                )
+            if room:
+                return nodes, min(room, workers)
             if time.monotonic() >= end:
                 raise InputError(
                     f"no node with room for a worker with {needs} has joined the cluster in "
@@ -68,14 +71,6 @@ class Demand:
                 )
             time.sleep(STEP_SECONDS)
             self.adjust_request()
-            nodes, room = self._count_room(list_nodes)
-        return nodes, min(room, workers)
-
-    def _count_room(
-        self, list_nodes: Callable[[], list[ClusterNode]]
-    ) -> tuple[list[ClusterNode], int]:
-        nodes = list_nodes()
-        return nodes, sum(node.count_room(self._needs) for node in nodes)
 
     def make_request(self, room: int) -> None:
         """Make the request; the cluster has room for `room` workers already."""

@@ -195,27 +195,25 @@ class ClusterNode:
             return False
 
     def count_room(self, needs: dict[str, float]) -> int:
-        counts = [
+        """Return how many workers with these needs it can have."""
+        rooms = (
             int(self.resources.get(name, 0.0) / need + 1e-9) for name, need in needs.items() if need
-        ]
-        return min(counts, default=0)
+        )
+        return min(rooms, default=0)
 
 
 def alive_nodes(ray: Any) -> list[ClusterNode]:
     """Return the nodes that the cluster considers alive, ordered by id."""
-    return sorted(
-        (
-            ClusterNode(
-                node["NodeID"],
-                node["NodeManagerAddress"],
-                int(node["NodeManagerPort"]),
-                dict(node["Resources"]),
-            )
-            for node in ray.nodes()
-            if node["Alive"]
-        ),
-        key=lambda node: node.id,
-    )
+    return [
+        ClusterNode(
+            node["NodeID"],
+            node["NodeManagerAddress"],
+            int(node["NodeManagerPort"]),
+            dict(node["Resources"]),
+        )
+        for node in sorted(ray.nodes(), key=lambda node: node["NodeID"])
+        if node["Alive"]
+    ]
 
 
 def spread_workers(
