@@ -88,18 +88,13 @@ class JobResult:
 class Traffic:
     """The data moved so far, in bytes."""
 
-    data_bytes: int = 0
-    """Bytes of shards and validation rows, from the coordinator to nodes."""
+    data_bytes: int = 0  # bytes of shards and validation rows, from the coordinator to nodes
     shards: dict[tuple[str, int], int] = field(default_factory=dict)
     """The number of times that each shard was sent to a place; -1 means the validation rows."""
-    state_bytes: int = 0
-    """Bytes of states, from worker to worker."""
-    states: int = 0
-    """The number of these states."""
-    kept_bytes: int = 0
-    """Bytes of states at epochs' ends, to the coordinator."""
-    made_bytes: int = 0
-    """Bytes of shards that nodes have made, to the coordinator."""
+    state_bytes: int = 0  # bytes of states, from worker to worker
+    states: int = 0  # the number of these states
+    kept_bytes: int = 0  # bytes of states at epochs' ends, to the coordinator
+    made_bytes: int = 0  # bytes of shards that nodes have made, to the coordinator
 
 
 PROTOCOL = 5  # increased when messages change
