@@ -10,85 +10,172 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shutil
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from cerebro.cluster.agents import Agent, Cluster, Node
-from cerebro.cluster.messages import NodeReport
+from cerebro.cluster.hub import AgentError, Hub, Node, RemoteAgent, describe_cause
+from cerebro.cluster.messages import Begin, DataAt, NodeReport
 from cerebro.cluster.supply import Supply
+from cerebro.cluster.workers import Membership, RemoteWorker
 from cerebro.errors import InputError
+from cerebro.executors.local import pickle_context
 from cerebro.machine import environment
 from cerebro.machine.devices import CUBLAS_VARIABLE, CUBLAS_WORKSPACE, is_gpu
 from cerebro.worker.messages import Note, RunContext
 
-START_SECONDS = 120.0
-"""The time within which a node must start a worker."""
-TOKEN = ".cerebro-"
-"""The beginning of a token's name; 32 hexadecimal digits follow."""
+START_SECONDS = 120.0  # the time within which a node must start a worker
+TOKEN = ".cerebro-"  # the beginning of a token's name; 32 hexadecimal digits follow
 OLD_TOKEN_SECONDS = 3600.0
 """The age of a token beside the run's folder at which its coordinator must be gone."""
 
-Hired = Sequence[tuple[Node, Agent]]
-"""Agents, each with its node."""
+NewAgents = Sequence[tuple[Node, RemoteAgent]]  # agents, each with its node
 
 
-class Hiring:
-    """Finds out whether agents can be used for a run.
+def describe_run(context: RunContext, gpu_share: float) -> Begin:
+    """Describe a run without its nodes; raise InputError if ``build`` cannot be sent."""
+    left_out = {"build", "train", "validation", "folds", "live_bytes", "loader_threads"}
+    names = [f.name for f in fields(RunContext) if f.name not in left_out]
+    validation = context.validation
+    return Begin(
+        build=pickle_context(context.build),
+        settings={name: getattr(context, name) for name in names},
+        train=DataAt(context.train.spec(), False),
+        validation=None if validation is None else DataAt(validation.spec(), False),
+        folds=None if context.folds is None else context.folds.to_json(),
+        gpu_share=gpu_share,
+        shares_run=False,
+        path=tuple(sys.path),
+        argv=tuple(sys.argv),
+        directory=os.getcwd(),  # noqa: PTH109
+        workers_here=1,
+    )
 
-    `one_kind` is the kind of GPU that all workers must have; empty: that of the first worker. With
-    None, GPUs may differ, which is noted.
+
+class Admission:
+    """Takes agents into a run, if they can be used, and tells them what it is.
+
+    `run` is its description, as from `describe_run`. `one_kind` is the kind of GPU that all workers
+    must have; empty: that of the first worker. With None, GPUs may differ, which is noted.
     """
 
-    def __init__(self, cluster: Cluster, context: RunContext, one_kind: str | None = None) -> None:
-        self._cluster = cluster
+    def __init__(
+        self, hub: Hub, supply: Supply, context: RunContext, run: Begin, one_kind: str | None = None
+    ) -> None:
+        self.shares_run = False  # whether all workers write states and logs into the run's folder
+        self.supply = supply
+        self._hub = hub
         self._context = context
+        self._run = run
         self._one_kind = one_kind
 
-    def collect_reports(self, hired: Hired, supply: Supply) -> list[NodeReport]:
-        """Return the reports of new agents: their node, and the datasets that they can read.
+    def admit(
+        self, agents: NewAgents, members: Membership, *, first: bool = False
+    ) -> tuple[list[RemoteWorker], list[Note]]:
+        """Take new agents, and send their nodes the data; return their workers, and notes.
 
-        Raises InputError if an agent does not start.
+        These are the run's `first` agents, or those of one new node. Raises InputError, after
+        ending all of them, if one cannot be used.
         """
+        try:
+            reports = self._collect_reports(agents)
+            notes = self.check(reports)
+            all_share = all(report.shares_run for report in reports)
+            if first:
+                # The files of derived shards are sent here: nodes need not see the folder.
+                self.shares_run = all_share and not self.supply.derives
+            elif self.shares_run and not all_share:
+                raise InputError(
+                    f"node {reports[0].name} cannot write to the run's folder as the other nodes "
+                    f"do ({Path(self._context.epoch_dir).parent}): mount it there, writable, and "
+                    "start the worker there as the script's user"
+                )
+            for report in reports:
+                self.supply.check_reads(report)
+            others = [*reports, *members.list_reports()]
+            remotes = [
+                self._make_worker(node, agent, report, others)
+                for (node, agent), report in zip(agents, reports, strict=True)
+            ]
+            if first:
+                self.supply.supply_first_nodes(remotes)
+            else:
+                self.supply.supply_new_node(remotes[0])
+            for remote in remotes:
+                self.supply.set_data_paths(remote)
+            for remote in remotes:
+                remote.agent.call("begin", remote.begin)
+            return remotes, notes
+        except BaseException:
+            for _, agent in agents:
+                agent.kill()
+            raise
+
+    def admit_node(
+        self, node: Node, count: int, members: Membership
+    ) -> tuple[list[RemoteWorker], list[Note]]:
+        """Take agents on a new node; called in a separate thread."""
+        agents = [(node, self._hub.acquire_agent(node)) for _ in range(count)]
+        return self.admit(agents, members)
+
+    def _make_worker(
+        self, node: Node, agent: RemoteAgent, report: NodeReport, others: Sequence[NodeReport]
+    ) -> RemoteWorker:
+        reads_all = all(path is not None for path in report.at)
+        train, validation = self._run.train, self._run.validation
+        if validation is not None:
+            validation = DataAt({**validation.spec, "path": report.at[1] or ""}, False)
+        begin = replace(
+            self._run,
+            train=DataAt({**train.spec, "path": report.at[0] or ""}, not reads_all),
+            validation=validation,
+            shares_run=self.shares_run,
+            workers_here=sum(
+                (other.machine, other.host) == (report.machine, report.host) for other in others
+            ),
+        )
+        place = f"{report.node} itself" if reads_all else report.place
+        return RemoteWorker(-1, agent, node, report, place, reads_all, begin)
+
+    def _collect_reports(self, agents: NewAgents) -> list[NodeReport]:
+        """Return what new agents say about their nodes; raise InputError if one does not start."""
         with make_run_token(Path(self._context.epoch_dir)) as token:
             asked = [
                 agent.call(
                     "report",
                     self._context.threads,
                     token,
-                    supply.list_data_paths(node),
+                    self.supply.list_data_paths(node),
                     is_gpu(self._context.device),
                 )
-                for node, agent in hired
+                for node, agent in agents
             ]
             done, _ = wait(asked, timeout=START_SECONDS)
         reports = []
-        for (node, _), answer in zip(hired, asked, strict=True):
+        for (node, _), answer in zip(agents, asked, strict=True):
             name = f"node {node.address} ({node.id[:8]})"
             if answer not in done:
-                raise InputError(
-                    f"{name} has not started a worker in {START_SECONDS:g} s: "
-                    f"{self._cluster.advise_on_late_node(node)}"
-                )
+                late = f"{name} has not started a worker in {START_SECONDS:g} s"
+                raise InputError(f"{late}: {self._hub.late_advice}")
             try:
                 reports.append(answer.result())
-            except self._cluster.errors as error:
+            except AgentError as error:
                 raise InputError(
-                    f"{name} cannot start a worker: {self._cluster.describe_cause(error)}: install "
+                    f"{name} cannot start a worker: {describe_cause(error)}: install "
                     "the same Cerebro there as here, and make its cache folder ($CEREBRO_CACHE) "
                     "writable"
                 ) from error
         return reports
 
     def check(self, reports: Sequence[NodeReport]) -> list[Note]:
-        """Reject nodes that would compute different bits; note harmless differences.
-
-        Raises InputError, which names the node, the difference and the fix.
-        """
+        """Raise InputError if nodes would compute different bits; note harmless differences."""
         here = _normalize_environment(environment.describe(self._context.threads))
         notes = self._check_gpus(reports)
         for name, report in {r.name: r for r in reports}.items():
@@ -180,11 +267,6 @@ def _find_existing_parent(folder: Path) -> Path:
     return folder
 
 
-def kill_agents(hired: Hired) -> None:
-    for _, agent in hired:
-        agent.kill()
-
-
 COMPUTE = ("numpy", "torch", "jax", "jaxlib", "scikit-learn", "scipy", "mkl", "cloudpickle")
 
 REFUSED = ("cerebro", "python", "system", "cpu.features", "blas", "variables.")
@@ -195,10 +277,7 @@ NOTED = ("cpu.model", "libc", "gpu")
 def find_differences(
     here: Mapping[str, Any], there: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """Compare a node with the coordinator's; see `cerebro.machine.environment.describe`.
-
-    Returns the differences that are rejected and those that are noted, one line each.
-    """
+    """Return the differences of a node that are rejected, and those that are noted."""
     refused, noted = [], []
     for line in environment.list_differences(here, there):
         key = line.split(" ", 1)[0]

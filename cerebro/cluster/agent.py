@@ -18,17 +18,17 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Any
 
 from cerebro.cluster.blobs import BlobServer, Fetcher
+from cerebro.cluster.engine import AUTO, find_own_gpu
 from cerebro.cluster.keys import Keys, Ticket, import_zmq
-from cerebro.cluster.messages import StateIn, list_versions, read_machine_id
-from cerebro.cluster.placement import AUTO, find_own_gpu
-from cerebro.cluster.shared_socket import LOAN_SECONDS, SharedSocket
+from cerebro.cluster.messages import list_versions, read_machine_id
+from cerebro.cluster.shared_socket import SharedSocket
 from cerebro.cluster.states import CARRIED_BYTES
 from cerebro.cluster.supervisor import Supervisor
 from cerebro.cluster.wire import (
@@ -39,10 +39,8 @@ from cerebro.cluster.wire import (
     start_authenticator,
 )
 from cerebro.errors import InputError, text_of
-from cerebro.executors.local import LocalExecutor
-from cerebro.machine.devices import Device, is_gpu
+from cerebro.machine.devices import is_gpu
 from cerebro.machine.signals import TERMINATED, call_on_sigterm, defer_interrupts
-from cerebro.worker.messages import Event, Job
 
 STEP_SECONDS = 0.5
 ENDED, REFUSED, UNHEARD = 0, 1, 2
@@ -57,48 +55,50 @@ LEAVE_SECONDS = 25.0
 """The time to hand states over on SIGTERM; batch systems usually kill after 30 s."""
 
 
-class AgentSupervisor(Supervisor):
-    """The supervisor in an agent.
+class Answers:
+    """An agent's answers and the states that they leave, until these are handed over."""
 
-    `node` is the id of its node: the agent's own, unless nodes can have several agents. `fetcher`
-    fetches the states of other agents. See `cerebro.cluster.placement.find_own_gpu` for `device`.
-    """
-
-    def __init__(self, node: str, fetcher: Fetcher, device: str = AUTO) -> None:
-        super().__init__()
-        self._device = device
-        self._number = node
-        self._fetcher = fetcher
-        self._socket: SharedSocket | None = None
-
-    def use_socket(self, socket: SharedSocket) -> None:
-        """Have the thread that waits for the process also handle messages of a socket."""
+    def __init__(self, socket: SharedSocket, states: BlobServer) -> None:
+        self.states = states
         self._socket = socket
+        self._lock = threading.Lock()
+        self._has_handed_over = False
 
-    def _wait(self, local: LocalExecutor, running: Job) -> Sequence[Event]:
-        assert self._socket is not None
+    def send(self, number: int, done: Future[Any], *, has_state: bool) -> None:
+        """Send the answer of a call; `has_state`: its value is a result and the state it left.
+
+        A small state is sent with it. Another one stays here, and is served to other agents.
+        """
+        error, value, carried, held = done.exception(), None, None, None
+        if error is None:
+            value = done.result()
+            if has_state:
+                value, packed = value
+                if packed is not None and memoryview(packed).nbytes <= CARRIED_BYTES:
+                    carried = bytes(packed)
+                else:
+                    held = packed
+        if error is not None and not isinstance(error, Exception):
+            error = RuntimeError(text_of(error))
         try:
-            self._socket.borrow()  # before it looks for an offer: the next one then wakes it
-            self._queue_offered_unit(running)
-            events = local.wait(wake=self._socket)
-        finally:
-            self._socket.borrow(LOAN_SECONDS)
-        if not events:
-            self._socket.handle_messages()
-        return events
+            frames = encode_answer((number, value, error, carried))
+        except Exception as cause:  # an exception that cannot be pickled
+            frames = encode_answer((number, None, RuntimeError(text_of(error or cause)), None))
+        with self._lock:
+            if self._has_handed_over:
+                return
+            if held is not None:
+                self.states.blobs[number] = held
+            self._socket.send([b"answer", *frames])
 
-    def _wake_runner(self) -> None:
-        assert self._socket is not None
-        self._socket.wake()
-
-    def _get_node_id(self) -> str:
-        return self._number
-
-    def _find_gpu(self) -> Device:
-        return find_own_gpu(self._device)
-
-    def _fetch(self, state: StateIn) -> Any:
-        return self._fetcher.fetch(state.ref, lambda: self.is_ending or state.agent in self._gone)
+    def hand_over(self) -> None:
+        """Send all states to the coordinator, and no answer from now on."""
+        with self._lock:
+            # A unit that is done later is not answered: its state would not be handed over.
+            held, self._has_handed_over = list(self.states.blobs.items()), True
+        for number, packed in held:
+            self._socket.send([b"state", str(number).encode(), *split_frames(packed)])
+        self._socket.send([b"leaving"])
 
 
 class Agent:
@@ -106,8 +106,7 @@ class Agent:
 
     `patience` is the time in seconds to wait for a coordinator that does not listen yet. The agent
     ends when the descriptor `stdin` is at its end, because its parent is then gone. `number` is its
-    id; None: a new one. `returns` says that an agent of this process was cut off before: the agent
-    then ends if the coordinator's port is closed.
+    id; None: a new one.
     """
 
     def __init__(
@@ -117,46 +116,55 @@ class Agent:
         stdin: int | None = None,
         *,
         number: str | None = None,
-        returns: bool = False,
-        supervisor: Callable[[str, Fetcher], AgentSupervisor] = AgentSupervisor,
+        supervisor: Callable[[str, Fetcher, SharedSocket], Supervisor] = Supervisor,
     ) -> None:
         zmq = import_zmq()
         self._id = number or uuid.uuid4().hex
-        self._returns = returns
         self._patience = patience
         self._stdin = stdin
         self._address = ticket.address
         keys = Keys(ticket.key)
         self._context = zmq.Context()
         self._guard = start_authenticator(self._context, keys)
-        self._states = BlobServer(self._context, keys, ticket.listen)
+        states = BlobServer(self._context, keys, ticket.listen)
         self._socket = SharedSocket(
             dial(self._context, keys, ticket.address),
             zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED,
             self._receive,
             self._handle_event,
         )
-        host = ticket.address.rpartition(":")[0]
-        self._fetcher = Fetcher(self._context, keys, host)
-        self._supervisor = supervisor(self._id, self._fetcher)
-        self._supervisor.use_socket(self._socket)
-        self._ordered = ThreadPoolExecutor(1, "cerebro-unit")
-        self._control = ThreadPoolExecutor(2, "cerebro-control")
+        self._answers = Answers(self._socket, states)
+        fetcher = Fetcher(self._context, keys, ticket.address.rpartition(":")[0])
+        self._supervisor = supervisor(self._id, fetcher, self._socket)
+        self._lanes = {
+            "ordered": ThreadPoolExecutor(1, "cerebro-unit"),
+            "control": ThreadPoolExecutor(2, "cerebro-control"),
+        }
         self._status: int | None = None
         self._trouble: Exception | None = None
         self._is_welcome = False
         self._is_cut = False
         self._must_leave = False
-        self._handing = threading.Lock()
-        self._has_handed_over = False
 
     def leave(self) -> None:
         """Have `run` hand the states over and return; may be called by a signal handler."""
         self._must_leave = True
         self._socket.give_back()
 
-    def run(self) -> int:
-        self._socket.send([b"hello", json.dumps(self._make_hello()).encode()])
+    def run(self, *, returns: bool = False) -> int:
+        """Serve the coordinator; `returns`: an agent of this process was cut off before.
+
+        It then ends if the coordinator's port is closed.
+        """
+        hello = {
+            "versions": list_versions(),
+            "id": self._id,
+            "host": os.uname().nodename,
+            "machine": read_machine_id(),
+            "pid": os.getpid(),
+            "states": self._answers.states.port,
+        }
+        self._socket.send([b"hello", json.dumps(hello).encode()])
         begun = time.monotonic()
         others = [] if self._stdin is None else [self._stdin]
         while True:
@@ -171,7 +179,7 @@ class Agent:
                 return ENDED
             if self._status is not None:
                 return self._status
-            if self._returns and not self._is_welcome and is_refused(self._address):
+            if returns and not self._is_welcome and is_refused(self._address):
                 return ENDED
             if not self._is_welcome and time.monotonic() - begun > self._patience:
                 print(
@@ -184,23 +192,21 @@ class Agent:
     def close(self) -> None:
         """End the worker process, remove the files of this agent, and hang up."""
         self._supervisor.stop()
-        for lane in (self._ordered, self._control):
+        for lane in self._lanes.values():
             lane.shutdown(wait=False, cancel_futures=True)
         # A call that goes on would use what is closed, or leave files where they were removed.
-        self._ordered.shutdown()
+        self._lanes["ordered"].shutdown()
         with contextlib.suppress(Exception):  # a process that does not end may use its files
-            self._supervisor.end_process()
-            self._control.shutdown()
+            self._supervisor.process.close()
+            self._lanes["control"].shutdown()
             self._supervisor.end()
         self._socket.close()
 
     def release(self) -> None:
         """After `close`, free what otherwise only the end of the process would free."""
-        self._fetcher.close()
+        self._supervisor.fetcher.close()
         self._guard.stop()
         self._context.term()  # the server of states closes its socket
-
-    # --- inside ----------------------------------------------------------------
 
     def _hand_over_states(self) -> str:
         """Send all states to the coordinator and await its confirmation; return what happened."""
@@ -208,32 +214,17 @@ class Agent:
             return "it was in no search"
         # A queued unit would overwrite the newest state that the coordinator knows. One that the
         # process has already got is short: it may end.
-        self._supervisor.is_leaving = True
-        if self._supervisor.has_queue:
+        self._supervisor.process.is_leaving = True
+        if self._supervisor.process.has_queue:
             with contextlib.suppress(FutureTimeoutError):
-                self._ordered.submit(int).result(QUEUE_SECONDS)
-        with self._handing:
-            # A unit that is done later is not answered: its state would not be handed over.
-            held, self._has_handed_over = self._states.list_states(), True
-        for number, packed in held:
-            self._socket.send([b"state", str(number).encode(), *split_frames(packed)])
-        self._socket.send([b"leaving"])
+                self._lanes["ordered"].submit(int).result(QUEUE_SECONDS)
+        self._answers.hand_over()
         end = time.monotonic() + LEAVE_SECONDS
         while time.monotonic() < end and self._status is None:
             self._socket.wait_in_background(STEP_SECONDS)
         if self._status == ENDED:
             return "the search has its states and goes on without it"
         return "the search has not confirmed that it has its states"
-
-    def _make_hello(self) -> dict[str, Any]:
-        return {
-            "versions": list_versions(),
-            "id": self._id,
-            "host": os.uname().nodename,
-            "machine": read_machine_id(),
-            "pid": os.getpid(),
-            "states": self._states.port,
-        }
 
     def _receive(self, frames: list[Any]) -> None:
         """Handle a message, in the thread that has received it."""
@@ -249,7 +240,7 @@ class Agent:
             self._is_welcome = True
             if self._is_cut:  # the end of the connection was heard of first
                 self._end(CUT)
-        elif kind.bytes == b"call" and not self._must_leave and not self._supervisor.is_ending:
+        elif kind.bytes == b"call" and not (self._must_leave or self._supervisor.process.is_ending):
             try:
                 self._begin_call(*decode_message(rest))
             except Exception as error:  # the call cannot be read here
@@ -277,40 +268,20 @@ class Agent:
         has_state: bool,
     ) -> None:
         for blob in freed:
-            self._states.free(blob)
-        lanes = {"ordered": self._ordered, "control": self._control}
+            self._answers.states.blobs.pop(blob, None)
         if method == "run":
-            self._supervisor.offer(arguments[0])
+            self._supervisor.process.offer(arguments[0])
         # The coordinator gives the names: `agent.call("begin", ...)`, `agent.control("ping")`.
-        job = lanes[lane].submit(getattr(self._supervisor, method), *arguments)
-        job.add_done_callback(lambda done: self._send_answer(number, lane, done, has_state))
+        job = self._lanes[lane].submit(getattr(self._supervisor, method), *arguments)
+        job.add_done_callback(lambda done: self._answer(number, lane, done, has_state))
 
-    def _send_answer(self, number: int, lane: str, done: Future[Any], has_state: bool) -> None:
-        if self._supervisor.is_ending:
+    def _answer(self, number: int, lane: str, done: Future[Any], has_state: bool) -> None:
+        process = self._supervisor.process
+        if process.is_ending:
             # The coordinator learns that the agent is gone. A dropped call has no result.
             return
-        error, value, carried, held = done.exception(), None, None, None
-        if error is None:
-            value = done.result()
-            if has_state:
-                value, packed = value
-                if packed is not None and memoryview(packed).nbytes <= CARRIED_BYTES:
-                    carried = bytes(packed)
-                else:
-                    held = packed
-        if error is not None and not isinstance(error, Exception):
-            error = RuntimeError(text_of(error))
-        try:
-            frames = encode_answer((number, value, error, carried))
-        except Exception as cause:  # an exception that cannot be pickled
-            frames = encode_answer((number, None, RuntimeError(text_of(error or cause)), None))
-        with self._handing:
-            if self._has_handed_over:
-                return
-            if held is not None:
-                self._states.add(number, held)
-            self._socket.send([b"answer", *frames])
-        if lane == "ordered" and not self._supervisor.has_queue:
+        self._answers.send(number, done, has_state=has_state)
+        if lane == "ordered" and not process.has_queue:
             self._socket.give_back()  # this thread will not wait for messages
 
 
@@ -326,12 +297,12 @@ def main(ticket: Ticket, patience: float, stdin: int | None = None, device: str 
     zmq = import_zmq()
     if is_gpu(device):
         find_own_gpu(device)  # now, and not when a search has begun
-    supervisor = partial(AgentSupervisor, device=device)
+    supervisor = partial(Supervisor, find_gpu=partial(find_own_gpu, device))
     status = None
     while True:
         returns = status == CUT
         try:
-            agent = Agent(ticket, patience, stdin, returns=returns, supervisor=supervisor)
+            agent = Agent(ticket, patience, stdin, supervisor=supervisor)
         except zmq.ZMQError as error:
             raise InputError(
                 f"{ticket.address!r} is not an address ({text_of(error)}): give host:port of the "
@@ -339,7 +310,7 @@ def main(ticket: Ticket, patience: float, stdin: int | None = None, device: str 
             ) from error
         try:
             with call_on_sigterm(agent.leave):
-                status = agent.run()
+                status = agent.run(returns=returns)
         finally:
             with defer_interrupts():
                 agent.close()
@@ -354,8 +325,6 @@ def is_refused(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), STEP_SECONDS).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:  # it cannot be said
-        return False
+    except OSError as error:  # any other one does not tell
+        return isinstance(error, ConnectionRefusedError)
     return False

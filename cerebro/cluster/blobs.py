@@ -6,11 +6,13 @@ needs no copy, and the buffer stays readable after the slot's file is removed.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -18,8 +20,7 @@ from cerebro.cluster.keys import Keys, import_zmq
 from cerebro.cluster.states import STATE_SECONDS, StateGone
 from cerebro.cluster.wire import dial, open_listener, split_frames
 
-STEP_MILLISECONDS = 100
-"""How often to check whether the node that sends a state is still alive."""
+STEP_MILLISECONDS = 100  # how often to check whether the node that sends a state is still alive
 
 
 class Blob:
@@ -29,47 +30,65 @@ class Blob:
         self.address = address
         """``host:port`` of the agent that has it; without a host: the coordinator's."""
         self.number = number
-        self.packed = packed
-        """The state, if it is small or its agent has left."""
+        self.packed = packed  # the state, if it is small or its agent has left
 
 
 class Ref(Blob):
     """A state as the coordinator refers to it; its agent may free it once this is collected."""
 
-    def __init__(self, address: str, number: int, frees: deque[int]) -> None:
+    def __init__(self, address: str, number: int, freed: deque[int]) -> None:
         super().__init__(address, number)
-        self._frees = frees
+        self._freed = freed
 
     def __del__(self) -> None:
-        self._frees.append(self.number)
+        self._freed.append(self.number)
 
     def __reduce__(self) -> tuple[type[Blob], tuple[str, int, bytes | None]]:
         return Blob, (self.address, self.number, self.packed)
 
 
+class StateRefs:
+    """The coordinator's references to the states of one agent, and the numbers of freed ones."""
+
+    def __init__(self) -> None:
+        self.address = ""  # as in `Blob`; unknown until the agent has connected
+        self._refs: WeakValueDictionary[int, Ref] = WeakValueDictionary()
+        self._freed: deque[int] = deque()
+
+    def move_to(self, address: str) -> None:
+        self.address = address
+        for ref in self._refs.values():
+            ref.address = address
+
+    def make(self, number: int) -> Ref:
+        ref = self._refs[number] = Ref(self.address, number, self._freed)
+        return ref
+
+    def find(self, number: int) -> Ref | None:
+        return self._refs.get(number)
+
+    def take_freed(self) -> list[int]:
+        freed = []
+        with contextlib.suppress(IndexError):
+            while self._freed:  # another thread may take some
+                freed.append(self._freed.popleft())
+        return freed
+
+
 class BlobServer:
-    """Serves states in a separate thread."""
+    """Serves the states in `blobs` in a separate thread."""
 
     def __init__(self, context: Any, keys: Keys, host: str) -> None:
         self._socket, self.port = open_listener(context, keys, host)
-        self._blobs: dict[int, Any] = {}
+        self.blobs: dict[int, Any] = {}
         threading.Thread(target=self._serve, name="cerebro-states", daemon=True).start()
-
-    def add(self, number: int, packed: Any) -> None:
-        self._blobs[number] = packed
-
-    def free(self, number: int) -> None:
-        self._blobs.pop(number, None)
-
-    def list_states(self) -> list[tuple[int, Any]]:
-        return list(self._blobs.items())
 
     def _serve(self) -> None:
         zmq = import_zmq()
         try:
             while True:
                 peer, asked, *_ = self._socket.recv_multipart()
-                packed = self._blobs.get(int(asked)) if asked.isdigit() else None
+                packed = self.blobs.get(int(asked)) if asked.isdigit() else None
                 if packed is None:
                     self._socket.send_multipart([peer, b"", b""])
                     continue

@@ -1,16 +1,14 @@
-"""Searches on agents that connect: `cerebro.cluster.Executor`, and the base of other engines."""
+"""Searches on agents that connect: `cerebro.cluster.Executor`, and the base of other engines'."""
 
 from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from typing import Any
 
-from cerebro.cluster.engine import Engine, Outside, Processes, collect_variables
+from cerebro.cluster.engine import Engine, Processes, assign_gpus, collect_variables
 from cerebro.cluster.executor import ClusterExecutor
 from cerebro.cluster.hub import Hub
 from cerebro.cluster.keys import Keys, Ticket, format_address, parse_address, read_key_file
-from cerebro.cluster.placement import assign_gpus
 from cerebro.errors import InputError
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.files import path_of
@@ -49,39 +47,6 @@ class EngineExecutor(ClusterExecutor):
             hub.close()
             raise
         return hub
-
-
-class ConnectionExecutor(EngineExecutor):
-    """Runs a search on a cluster to which the user has a connection, such as a client or a session.
-
-    The connection stays open, and copies of the executor share it. The other parameters are those
-    of `Executor`.
-    """
-
-    def __init__(
-        self,
-        connection: Any,
-        workers: int | None,
-        replicas: int,
-        shared_path: str | os.PathLike[str] | None,
-        gpus: float | None = None,
-    ) -> None:
-        super().__init__(workers, replicas, shared_path, gpus)
-        self._connection = connection
-        self._given = {
-            "workers": workers,
-            "replicas": replicas,
-            "shared_path": shared_path,
-            "gpus": gpus,
-        }
-
-    def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in self._given.items())
-        return f"{type(self).__module__}.Executor({self._connection!r}, {arguments})"
-
-    def __deepcopy__(self, memo: Any) -> ConnectionExecutor:
-        kind: Any = type(self)
-        return kind(self._connection, **self._given)  # type: ignore[no-any-return]
 
 
 class Executor(EngineExecutor):
@@ -143,21 +108,12 @@ class Executor(EngineExecutor):
         if (listen is None) != (key is None):
             raise InputError("listen= and key= belong together: give both, or neither")
         self._at = None if listen is None else parse_address(listen, f"listen={listen!r}")
-        self._given = workers, listen, key, replicas, shared_path, gpus
         self._key_file = None if key is None else path_of("key", key)
-
-    def __repr__(self) -> str:
-        names = ("workers", "listen", "key", "replicas", "shared_path", "gpus")
-        arguments = ", ".join(f"{n}={v!r}" for n, v in zip(names, self._given, strict=True))
-        return f"cerebro.cluster.Executor({arguments})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle or copy this executor as an unused one."""
-        return _make_executor, self._given
+        self._arguments |= {"listen": listen, "key": key, "gpus": gpus}
 
     def _make_engine(self, context: RunContext) -> Engine:
         if self._at is not None:
-            return Outside()
+            return Engine()
         if share := self._find_gpu_share(context):
             agents = assign_gpus(self.workers, share)
             return Processes(len(agents), agents)
@@ -165,19 +121,9 @@ class Executor(EngineExecutor):
         return Processes(fitting if self.workers is None else self.workers)
 
     def _make_keys(self) -> Keys:
-        return (
-            Keys.generate()
-            if self._key_file is None
-            else Keys(read_key_file(self._key_file, create=True))
-        )
+        if self._key_file is None:
+            return Keys.generate()
+        return Keys(read_key_file(self._key_file, create=True))
 
     def _choose_addresses(self) -> tuple[str, int, str]:
         return super()._choose_addresses() if self._at is None else (*self._at, "127.0.0.1")
-
-
-def _make_executor(
-    workers: Any, listen: Any, key: Any, replicas: Any, shared_path: Any, gpus: Any
-) -> Executor:
-    return Executor(
-        workers, listen=listen, key=key, replicas=replicas, shared_path=shared_path, gpus=gpus
-    )

@@ -47,10 +47,7 @@ class FunctionFailed(Exception):
 
 
 class MadeShards:
-    """The workers of a cluster while a dataset is derived; a `cerebro.data.derivation.ShardMakers`.
-
-    `workers` has the numbers of the workers, which have been started.
-    """
+    """A `ShardMakers` (see `cerebro.data.derivation`) with the workers of a cluster, by number."""
 
     def __init__(self, executor: Makers, order: Order, workers: Iterable[int]) -> None:
         self._executor = executor
@@ -70,16 +67,17 @@ class MadeShards:
                 raise WorkerError(f"derive: no worker is left, and none joins: {self._cause}")
             for event in self._executor.wait():
                 if isinstance(event, ShardMade):
-                    arrived = self._receive_shard(event)
+                    del self._running[event.worker]
+                    self._idle.add(event.worker)
+                    self._lost_at_start = 0
                     self._assign()  # before the caller takes its time
-                    yield arrived
+                    shard, folder = event.task.shard, Path(event.folder)
+                    yield Arrived(shard, event.files, folder, event.worker, event.node)
                 else:
                     self._handle(event)
 
     def keep(self, manifest: bytes) -> None:
         self._executor.keep_made(manifest)
-
-    # --- assigning -----------------------------------------------------------
 
     def _assign(self) -> None:
         """Give idle workers shards: first those that they hold, then others."""
@@ -115,15 +113,6 @@ class MadeShards:
         self._executor.load(worker, shard)
         return shard
 
-    # --- events --------------------------------------------------------------
-
-    def _receive_shard(self, event: ShardMade) -> Arrived:
-        del self._running[event.worker]
-        self._idle.add(event.worker)
-        self._lost_at_start = 0
-        shard, folder = event.task.shard, Path(event.folder)
-        return Arrived(shard, event.files, folder, event.worker, event.node)
-
     def _handle(self, event: News) -> None:
         if isinstance(event, ShardFailed):
             cause = FunctionFailed(event.traceback) if event.traceback else None
@@ -136,10 +125,7 @@ class MadeShards:
             warnings.warn(event.text, stacklevel=2)
 
     def _handle_lost_worker(self, event: WorkerLost) -> None:
-        """Replace a lost worker, or continue with the others; its shard is made again.
-
-        Raises WorkerError if the shard has ended several workers.
-        """
+        """Replace a worker, or go on without it; raise WorkerError if its shard ends them all."""
         self._idle.discard(event.worker)
         shard = self._running.pop(event.worker, None)
         text = event.reason

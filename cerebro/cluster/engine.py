@@ -1,39 +1,46 @@
-"""Engines start the agents of a run. They place, restart and count processes; Cerebro does not."""
+"""Engines start the agents of a run. They place, restart and count processes; Cerebro does not.
+
+An engine, Ray or a batch system also assigns an agent's GPU. Code here never chooses between GPUs:
+an agent that sees several and was not told which one to use is refused.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Protocol
+from typing import Any
 
 from cerebro.cluster.keys import Ticket
-from cerebro.cluster.placement import VISIBLE
-from cerebro.errors import InputError, text_of
-from cerebro.machine import environment
+from cerebro.errors import DeviceError, InputError
+from cerebro.machine import devices, environment
+from cerebro.machine.devices import CPU, Device, Found, restrict_visible
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+AUTO = "auto"  # the device of an agent that uses a GPU if the search needs one
 
 END_SECONDS = 10.0
 PATIENCE_SECONDS = 60
 """The time for an agent to reach the coordinator, which listens when it is started."""
 
 
-class Engine(Protocol):
+class Engine:
     """Starts agents, which connect with the ticket that the engine is given.
 
-    An engine may restart an agent that has ended; it then joins as a new one.
+    An engine may restart an agent that has ended; it then joins as a new one. This one starts none:
+    others do, such as a batch system, Kubernetes or ssh.
     """
 
-    size: int | None
-    """The number of agents that it starts; None: unknown."""
+    size: int | None = None  # the number of agents that it starts; None: unknown
 
     def start(self, ticket: Ticket) -> None:
         """Begin to start agents and return at once; raise InputError if this fails."""
 
     def failure(self) -> str | None:
         """Return why no more agents will connect; None: some may."""
+        return None
 
     def stop(self) -> None:
         """Start no more agents."""
@@ -42,32 +49,14 @@ class Engine(Protocol):
         """End the remaining agents, which have already been told to end."""
 
 
-class Outside:
-    """Agents that others start: a batch system, Kubernetes, ssh."""
-
-    size: int | None = None
-
-    def start(self, ticket: Ticket) -> None:
-        pass
-
-    def failure(self) -> str | None:
-        return None
-
-    def stop(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Processes:
+class Processes(Engine):
     """Agents as processes on this machine; one that dies is not started again.
 
     `variables` has the environment variables to add for each.
     """
 
     def __init__(self, count: int, variables: list[dict[str, str]] | None = None) -> None:
-        self.size: int | None = count
+        self.size = count
         self._variables = variables or [{} for _ in range(count)]
         self.processes: list[subprocess.Popen[bytes]] = []
 
@@ -82,9 +71,6 @@ class Processes:
             return None
         return f"all agents have ended, with status {', '.join(map(str, codes))}"
 
-    def stop(self) -> None:
-        pass  # all agents were started together
-
     def close(self) -> None:
         for process in self.processes:
             end_agent(process)
@@ -93,11 +79,11 @@ class Processes:
 
 def start_agent(ticket: Ticket) -> subprocess.Popen[bytes]:
     """Start an agent as a separate program; closing its standard input ends it."""
-    variables = dict(make_environment(ticket))
+    variables = {**os.environ, **ticket.variables}
     process = subprocess.Popen(
         [sys.executable, "-m", "cerebro", "agent", "--stdin", "--patience", str(PATIENCE_SECONDS)],
         stdin=subprocess.PIPE,
-        env=variables,
+        env={name: value for name, value in variables.items() if value is not None},
         start_new_session=True,  # Ctrl-C is the coordinator's
     )
     assert process.stdin is not None
@@ -107,15 +93,15 @@ def start_agent(ticket: Ticket) -> subprocess.Popen[bytes]:
     return process
 
 
-def end_agent(process: subprocess.Popen[bytes]) -> int:
+def end_agent(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.close()
     try:
-        return process.wait(END_SECONDS)
+        process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-        return process.wait()
+        process.wait()
 
 
 def run_agent(text: str, gpu: str | None = None) -> None:
@@ -136,30 +122,90 @@ def run_agent(text: str, gpu: str | None = None) -> None:
         raise RuntimeError(f"an agent of Cerebro has ended with status {status}: see its output")
 
 
-def find_own_address(peer: str) -> str:
-    """Return this machine's address on the way to another host, without sending anything.
-
-    Raises InputError if there is no way to the host.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as way:
-            way.connect(address)
-            return str(way.getsockname()[0])
-    except OSError as error:
-        raise InputError(f"this machine cannot reach {peer!r} ({text_of(error)})") from error
-
-
-def make_environment(ticket: Ticket) -> dict[str, str]:
-    variables = dict(os.environ)
-    for name, value in ticket.variables.items():
-        if value is None:
-            variables.pop(name, None)
-        else:
-            variables[name] = value
-    return variables
-
-
 def collect_variables() -> dict[str, str | None]:
+    """Return the variables of this process that agents must share; None: it has none."""
     here = environment.read_variables()
     return {name: here.get(name) for name in environment.VARIABLES}
+
+
+# --- GPUs of agents -------------------------------------------------------------
+
+
+def check_gpus(gpus: Any) -> float:
+    """Return each worker's share of a GPU; raise InputError unless it is in (0, 1] or None."""
+    if gpus is None:
+        return 0.0
+    if isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not gpus > 0:
+        raise InputError(
+            f"gpus must be 1, or the fraction of a GPU that each worker uses, such as 0.5, not "
+            f"{gpus!r}: leave it out to train on the CPU"
+        )
+    if gpus > 1:
+        raise InputError(
+            f"gpus={gpus!r}: a worker uses one GPU, or a fraction of one: give gpus=1, and as many "
+            "workers as there are GPUs"
+        )
+    return float(gpus)
+
+
+def count_fitting_workers(gpus: float, share: float) -> int:
+    return int(gpus) * int(1 / share + 1e-9)
+
+
+def get_gpu(found: Found, index: int) -> Device:
+    """Return a GPU of this machine; raise DeviceError if it does not exist."""
+    if index >= len(found.devices):
+        raise DeviceError(found.problem or f"there is no GPU {index}")
+    return found.devices[index]
+
+
+def find_own_gpu(device: str = AUTO) -> Device:
+    """Return the GPU of this agent.
+
+    `device` is the agent's ``--device``: "auto" or "cuda" for the only GPU that it sees, a name
+    such as "cuda:1", or "cpu". Raises DeviceError if the agent has no usable GPU, or was not told
+    which one is its own.
+    """
+    if device == CPU:
+        raise DeviceError("its agent was started with --device cpu")
+    gpus = devices.lookup()
+    _, _, index = device.partition(":")
+    if not index and len(gpus.devices) > 1:
+        raise DeviceError(
+            f"its agent sees {len(gpus.devices)} GPUs and was not told which one is its own: "
+            f"start it with --device cuda:0 and so on, or with one of them in {VISIBLE}"
+        )
+    return get_gpu(gpus, int(index or 0))
+
+
+def format_visible_gpu(index: int) -> str:
+    """Return ``CUDA_VISIBLE_DEVICES`` with one of this process's GPUs, or raise InputError."""
+    visible = os.environ.get(VISIBLE)
+    try:
+        return restrict_visible(index, visible)
+    except IndexError:
+        raise InputError(
+            f"there is no GPU {index} for an agent here: {VISIBLE} is {visible!r}"
+        ) from None
+
+
+def assign_gpus(workers: int | None, share: float) -> list[dict[str, str]]:
+    """Return the variables that give each agent on this machine its GPU.
+
+    With ``workers=None`` there are as many agents as fit. Raises InputError if there is no GPU
+    here, or the agents do not fit.
+    """
+    gpus = devices.lookup()
+    if not gpus.devices:
+        raise InputError(
+            f"gpus={share:g}: no GPU can be used here ({gpus.problem}); leave gpus= out, or run "
+            "`python -m cerebro doctor` to see what is missing"
+        )
+    room = count_fitting_workers(len(gpus.devices), share)
+    count = room if workers is None else workers
+    if count > room:
+        raise InputError(
+            f"{count} worker(s) with {share:g} GPU each do not fit on this machine, which has "
+            f"{len(gpus.devices)}: ask for fewer workers=, or for smaller parts with gpus="
+        )
+    return [{VISIBLE: gpus.devices[i % len(gpus.devices)].visible} for i in range(count)]

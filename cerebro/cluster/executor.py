@@ -1,7 +1,7 @@
 """Run units on the nodes of a cluster: what all kinds of clusters share.
 
-Each worker is an agent (`cerebro.cluster.agents`) with one worker process. Only the coordinator
-knows about units, so no layer below it restarts an agent's work or repeats a call. See
+Each worker is an agent (`cerebro.cluster.hub.RemoteAgent`) with one worker process. Only the
+coordinator knows about units, so no layer below it restarts an agent's work or repeats a call. See
 docs/design/cluster.md.
 """
 
@@ -9,32 +9,31 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cerebro.arguments import check_whole_number
-from cerebro.cluster.admission import START_SECONDS, Hired, Hiring, kill_agents, remove_old_tokens
-from cerebro.cluster.agents import Agent, Call, Cluster, Node, RemoteWorker
+from cerebro.cluster.admission import START_SECONDS, Admission, describe_run, remove_old_tokens
+from cerebro.cluster.blobs import Blob
 from cerebro.cluster.derived_shards import MadeShards, make_context
-from cerebro.cluster.mailbox import Mailbox
-from cerebro.cluster.messages import Begin, DataAt, JobResult, NodeReport, StateIn, Traffic
-from cerebro.cluster.opaque_pickle import Sent
-from cerebro.cluster.placement import Pace, Placement, check_gpus
+from cerebro.cluster.engine import check_gpus
+from cerebro.cluster.events import Events
+from cerebro.cluster.hub import AgentError, Hub, Node, describe_cause
+from cerebro.cluster.messages import JobResult, StateIn, Traffic
 from cerebro.cluster.states import HeldState, HeldStates
 from cerebro.cluster.supply import EVERYWHERE, Supply, fetch_shard
+from cerebro.cluster.transfers import Transfers, find_fatal_error
+from cerebro.cluster.workers import Call, Membership, RemoteWorker
 from cerebro.data.derivation import ARRIVING, Order, ShardMakers
-from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
+from cerebro.errors import InputError, WorkerError, text_of
 from cerebro.executors.base import Wake
-from cerebro.executors.local import pickle_context as pickled
 from cerebro.machine.devices import ALL, CPU, MAX_WORKERS
 from cerebro.machine.files import open_plain, path_of
 from cerebro.machine.objects import is_url
@@ -49,7 +48,6 @@ from cerebro.worker.messages import (
     RunContext,
     ShardFailed,
     ShardMade,
-    ShardsPlaced,
     ShardTask,
     StateKept,
     StateLost,
@@ -61,22 +59,22 @@ from cerebro.worker.messages import (
 )
 
 END_SECONDS = 10.0
-KEEP_SECONDS = 60.0
-"""The time for nodes to keep the shards that they have made."""
+KEEP_SECONDS = 60.0  # the time for nodes to keep the shards that they have made
 PATIENCE_SECONDS = 60.0
 """The time to wait for another node after the last one was lost, if the cluster starts them."""
-LOOK_SECONDS = 5.0
-"""How often to look for new nodes and to ping busy workers."""
-SILENT_LOOKS = 6
-"""The number of unanswered pings in a row after which a worker is lost."""
+LOOK_SECONDS = 5.0  # how often to look for new nodes and to ping busy workers
+SILENT_LOOKS = 6  # the number of unanswered pings in a row after which a worker is lost
 
 
 class ClusterExecutor(ABC):
     """Runs a search on a cluster, which a subclass joins in `_join`.
 
     See `cerebro.cluster.Executor` for the parameters. With ``workers=None``, as many are used as
-    fit. `gpus` is each worker's share of a GPU, or None.
+    fit. `gpus` is each worker's share of a GPU, or None. Subclasses add to `_arguments`, with which
+    an executor is shown, copied and pickled, as an unused one.
     """
+
+    public_name = "cerebro.cluster.Executor"
 
     def __init__(
         self,
@@ -93,104 +91,90 @@ class ClusterExecutor(ABC):
         elif shared_path is not None:
             self._shared_path = path_of("shared_path", shared_path).absolute()
         self._gpu_share = check_gpus(gpus)
-        self._one_kind = ""  # the GPU of all workers that derive a dataset; empty: not given
-        self._joined: Cluster | None = None
+        self._arguments: dict[str, Any] = {
+            "workers": workers,
+            "replicas": replicas,
+            "shared_path": None if shared_path is None else str(self._shared_path),
+        }
+        self._hub: Hub | None = None
         self._is_refused = False
+        self.traffic = Traffic()
         self._reset()
 
+    def _reset(self) -> None:
+        self._members = Membership()
+        self._states = HeldStates()
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self._arguments.items())
+        return f"{self.public_name}({arguments})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), **self._arguments), ()
+
     @abstractmethod
-    def _join(self, context: RunContext) -> Cluster:
+    def _join(self, context: RunContext) -> Hub:
         """Join or start the cluster for a run; raise InputError if this fails."""
 
     @property
     def devices(self) -> tuple[str, ...]:
         return (ALL if self._gpu_share else CPU,)
 
-    def _reset(self) -> None:
-        self.traffic = Traffic()
-        self._remotes: dict[int, RemoteWorker] = {}
-        self._lost: dict[int, RemoteWorker] = {}
-        self._out: dict[int, Call] = {}
-        self._queued: dict[int, Call] = {}  # by worker: the unit after the one that it runs
-        self._parked: dict[tuple[str, int], list[int]] = {}  # workers that wait for their shard
-        self._loading: set[tuple[str, int]] = set()
-        self._supply: Supply | None = None
-        self._placement: Placement | None = None
-        self._pace = Pace()
-        self._states = HeldStates()
-        self._keeping: dict[int, int] = {}  # trial -> position of a state that is being written
-        self._derives = False  # whether the tasks are shards, not units of trials
-        self._made: dict[int, list[int]] = {}  # shards that a worker's node could keep
-        self._events: list[News] = []
-        self._later: list[News] = []  # delivered when training has begun
-        self._trouble: BaseException | None = None
-        self._is_training = False
-        self._next = 0
-        self._serial = 0
-        self._known: set[str] = set()  # nodes
-        self._spare: set[str] = set()  # those that have room for more workers
-        self._arriving = 0  # workers of nodes that are being admitted
-        self._gone: set[str] = set()  # agents
-        self._gone_nodes: set[str] = set()
-        self._next_look = 0.0
-
     # --- the protocol ------------------------------------------------------
 
-    def start(self, context: RunContext) -> list[int]:
-        if self._joined is not None:
+    def start(self, context: RunContext, one_kind: str | None = None) -> list[int]:
+        """Start a run; `one_kind` is the GPU that all workers must have, as for `Admission`."""
+        if self._hub is not None:
             self._is_refused = True
             raise InputError("this executor runs a different search: make one for each")
         self._reset()
+        self.traffic = Traffic()
         self._context = context
-        self._derives = isinstance(context.build, Sent)
-        self._build = pickled(context.build)
-        self._folds = None if context.folds is None else context.folds.to_json()
-        self._joined = self._join(context)
-        self._mailbox = Mailbox()
-        self._porters = ThreadPoolExecutor(4, "cerebro-cluster")
+        run = describe_run(context, self._gpu_share)
+        self._hub = hub = self._join(context)
+        self._events = Events()
+        supply = Supply(
+            hub, context, self._shared_path, self._replicas, self.traffic, self._events.fetch_pool
+        )
+        self._admission = Admission(hub, supply, context, run, one_kind)
+        self._transfers = Transfers(supply, self._events, self._resume_waiting)
         try:
-            lots = context.order().pools
-            if self._derives:
-                lots = [[shard] for shard in range(context.train.num_shards)]
-            self._supply = Supply(self._joined, context, lots, self._shared_path, self.traffic)
-            kind = self._one_kind if self._derives else None
-            self._hiring = Hiring(self._joined, context, kind)
-            self._start()
+            self._start_workers(hub)
         except BaseException:
             self.close(kill=True)
             raise
-        return sorted(self._remotes)
+        return sorted(self._members.workers)
 
     def submit(self, worker: int, task: Job) -> None:
-        self._serial += 1
-        call = self._out[worker] = Call(self._serial, task)
-        remote = self._remotes.get(worker)
+        remote = self._members.workers.get(worker)
         if remote is None:  # lost, but the caller has not been notified yet
             return
-        self._is_training |= isinstance(task, (Task, ShardTask))
+        call = remote.call = Call(task)
+        self._events.is_training |= isinstance(task, (Task, ShardTask))
         if isinstance(task, Task):
             for trial in task.ended:
                 self._states.forget(trial)
         self._send_when_loaded(remote, call)
 
     def queue(self, worker: int, task: Task) -> None:
-        remote, before = self._remotes.get(worker), self._out.get(worker)
-        if remote is None or before is None:  # lost, but the caller has not been notified yet
+        remote = self._members.workers.get(worker)
+        if remote is None or remote.call is None:  # lost, but the caller was not notified yet
             return
-        self._serial += 1
-        call = self._queued[worker] = Call(self._serial, task)
+        call = remote.queued = Call(task)
         # The unit before it may still wait for its shards.
-        lot = self._find_lot(task)
-        if before.is_sent and (lot is None or self._the_supply.is_there(remote, lot)):
-            self._send_queued(remote, call)
+        if remote.call.is_sent and self._transfers.is_there(remote, self._find_lot(task)):
+            # It begins with the state that the unit before it leaves there.
+            self._dispatch(remote, call, self._adapt_task(task, task.ended), None)
         else:
             call.is_dropped = True  # so that it is sent when its turn comes
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
         end = None if timeout is None else time.monotonic() + timeout
+        events, workers = self._events, self._members.workers
         while True:
-            self._process_mailbox()
-            if self._events or not (self._out or self._keeping or wake is not None):
+            events.process()
+            is_busy = self._states.is_keeping or any(r.call for r in workers.values())
+            if events.now or not (is_busy or wake is not None):
                 break
             now = time.monotonic()
             if end is not None and now >= end:
@@ -199,86 +183,48 @@ class ClusterExecutor(ABC):
                 self._check_workers()
                 continue  # it may have put messages into the mailbox
             due = min(self._next_look, self._next_look if end is None else end)
-            descriptors = [self._mailbox.fileno()] + ([] if wake is None else [wake.fileno()])
+            descriptors = [events.mailbox.fileno()] + ([] if wake is None else [wake.fileno()])
             ready = self._cluster.wait(max(0.0, due - now), descriptors)
             if wake is not None and wake.fileno() in ready:
-                self._process_mailbox()
+                events.process()
                 break
-        events, self._events = self._events, []
-        return events
+        return events.take()
 
     def cancel(self, worker: int) -> None:
-        remote = self._remotes.get(worker)
+        remote = self._members.workers.get(worker)
         if remote is not None:
             remote.agent.control("cancel")
 
     def replace(self, worker: int) -> int:
-        remote = self._lost.pop(worker)
-        if remote.node_is_gone:
-            return self._await_replacement(remote)
-        agent = remote.agent
-        if remote.is_gone:
-            agent = self._cluster.acquire_agent(remote.node)
-            agent.call("begin", remote.begin)
+        lost = self._members.lost.pop(worker)
+        if lost.node_is_gone:
+            return self._await_replacement(lost)
+        agent = lost.agent
+        if lost.is_gone:
+            agent = self._cluster.acquire_agent(lost.node)
+            agent.call("begin", lost.begin)
         else:
             agent.call("restart")
-        new = self._add_remote(
-            RemoteWorker(
-                -1, agent, remote.node, remote.report, remote.place, remote.reads_all, remote.begin
-            )
+        return self._add_worker(
+            RemoteWorker(-1, agent, lost.node, lost.report, lost.place, lost.reads_all, lost.begin)
         )
-        return new.number
-
-    def _await_replacement(self, lost: RemoteWorker) -> int:
-        """Return a worker on a node that joins, or has room, after the last one was lost.
-
-        Raises WorkerError if other workers remain, or if no node joins in time.
-        """
-        others_are_left = bool(self._remotes)
-        failure = None
-        end = time.monotonic() + PATIENCE_SECONDS
-        while not self._remotes and failure is None and time.monotonic() < end:
-            self._check_nodes()
-            self._handle_messages()
-            if not self._remotes:
-                if not (self._cluster.dials_in or self._arriving):
-                    break
-                wait_for([self._mailbox.fileno()], 1.0)
-                self._handle_messages()
-            failure = self._cluster.explain_no_more_nodes()
-        joined = next((e for e in self._later if isinstance(e, WorkerJoined)), None)
-        if others_are_left or joined is None:
-            what_next = ""
-            if failure is not None:
-                what_next = f", and {failure}"
-            elif self._cluster.dials_in:
-                what_next = ", until another is started"
-            raise WorkerError(f"{_describe_loss(lost)}{what_next}")
-        self._later.remove(joined)  # it replaces the lost one
-        return joined.worker
 
     def holders(self) -> Mapping[int, Sequence[int]] | None:
         """Return the workers that can read each pool; None: all read all."""
-        return None if self._placement is None else self._placement.holders()
+        return self._transfers.holders()
 
     def load(self, worker: int, pool: int) -> None:
         """Make a pool readable for a worker and all others on its node."""
-        remote = self._remotes.get(worker)
-        if remote is not None and self._placement is not None:
-            self._placement.add_lot(remote.place, pool)
-            self._fetch_lot(remote, pool)
+        remote = self._members.workers.get(worker)
+        if remote is not None:
+            self._transfers.load(remote, pool)
 
     @contextlib.contextmanager
     def shard_makers(self, order: Order) -> Iterator[ShardMakers]:
-        """Start the workers for a `Dataset.derive`; see `cerebro.data.derivation`.
-
-        Raises InputError or WorkerError as a search does, or if the function cannot be sent to
-        workers.
-        """
+        """Start the workers for a `Dataset.derive`, with the errors of a search."""
         context = make_context(order)
-        self._one_kind = order.gpu
         try:
-            yield MadeShards(self, order, self.start(context))
+            yield MadeShards(self, order, self.start(context, order.gpu))
         except BaseException:
             self.close(kill=True)
             raise
@@ -288,9 +234,9 @@ class ClusterExecutor(ABC):
         """Have nodes keep the shards that they have made, so that a search need not send them."""
         self._cluster.release()
         jobs = [
-            self._remotes[worker].agent.call("keep_made", manifest, shards)
-            for worker, shards in self._made.items()
-            if worker in self._remotes
+            remote.agent.call("keep_made", manifest, remote.made)
+            for remote in self._members.workers.values()
+            if remote.made
         ]
         wait_for_all(jobs, timeout=KEEP_SECONDS)  # a shard that is not kept is sent like any other
 
@@ -298,127 +244,66 @@ class ClusterExecutor(ABC):
         if self._is_refused:  # the run that uses this executor closes it
             self._is_refused = False
             return
-        if self._joined is None:
+        hub = self._hub
+        if hub is None:
             return
-        remotes = [*self._remotes.values(), *(h for h in self._lost.values() if not h.is_gone)]
-        self._out.clear()
-        self._queued.clear()
+        members = self._members
+        remotes = [*members.workers.values(), *(r for r in members.lost.values() if not r.is_gone)]
         if not kill:
-            self._joined.release()
-            wait_for_all([h.agent.call("end") for h in remotes], timeout=END_SECONDS)
+            hub.release()
+            wait_for_all([r.agent.call("end") for r in remotes], timeout=END_SECONDS)
         for remote in remotes:
             with contextlib.suppress(Exception):
                 remote.agent.kill()
-        self._porters.shutdown(wait=False, cancel_futures=True)
+        self._events.fetch_pool.shutdown(wait=False, cancel_futures=True)
         with contextlib.suppress(Exception):
-            self._joined.close()
-        self._joined = None
-        self._mailbox.close()
-        if self._supply is not None:
-            self._supply.close()
-        traffic = self.traffic
+            hub.close()
+        self._hub = None
+        self._events.mailbox.close()
+        self._admission.supply.close()
         self._reset()
-        self.traffic = traffic
 
     def nodes(self) -> dict[int, str]:
         """Return the id of each worker's node."""
-        return {number: remote.node.id for number, remote in sorted(self._remotes.items())}
+        return {number: r.node.id for number, r in sorted(self._members.workers.items())}
 
     @property
-    def _the_supply(self) -> Supply:
-        assert self._supply is not None, "the executor has not been started"
-        return self._supply
-
-    @property
-    def _cluster(self) -> Cluster:
-        assert self._joined is not None, "the executor has not been started"
-        return self._joined
+    def _cluster(self) -> Hub:
+        assert self._hub is not None, "the executor has not been started"
+        return self._hub
 
     # --- starting ----------------------------------------------------------
 
-    def _start(self) -> None:
+    def _start_workers(self, hub: Hub) -> None:
         remove_old_tokens(Path(self._context.epoch_dir))
         # A node that joins while nodes are chosen is not known, so that it is greeted later.
-        nodes = {node.id: node for node in self._cluster.nodes()}
-        hosts = self._cluster.choose_nodes(self.workers)
+        nodes = {node.id: node for node in hub.nodes()}
+        hosts = hub.choose_nodes(self.workers)
         nodes |= {node.id: node for node in hosts}
-        self._known = set(nodes)
         taken = Counter(node.id for node in hosts)
-        self._spare = {n for n, node in nodes.items() if self._cluster.count_room(node) > taken[n]}
-        hired = [(node, self._cluster.acquire_agent(node)) for node in hosts]
-        try:
-            reports = self._hiring.collect_reports(hired, self._the_supply)
-            self._later += self._hiring.check(reports)
-            for remote in self._prepare_workers(hired, reports):
-                remote.agent.call("begin", remote.begin)
-                self._add_remote(remote)
-        except BaseException:
-            kill_agents(hired)
-            raise
+        spare = {number for number, node in nodes.items() if hub.count_room(node) > taken[number]}
+        self._members.know(nodes, spare)
+        agents = [(node, hub.acquire_agent(node)) for node in hosts]
+        remotes, notes = self._admission.admit(agents, self._members, first=True)
+        self._events.later += notes
+        for remote in remotes:
+            self._add_worker(remote)
         self._next_look = time.monotonic() + LOOK_SECONDS
-        self._cluster.watch(lambda: self._mailbox.put(self._check_nodes))
+        hub.watch(lambda: self._events.mailbox.put(self._check_nodes))
 
-    def _prepare_workers(self, hired: Hired, reports: Sequence[NodeReport]) -> list[RemoteWorker]:
-        """Place the data and describe the run to every worker."""
-        # The files of derived shards are sent here: nodes need not see the folder.
-        self._shares_run = not self._derives and all(report.shares_run for report in reports)
-        for report in reports:
-            self._the_supply.check_reads(report)
-        remotes = [
-            self._make_remote(node, agent, report, sum(r.is_local_to(report) for r in reports))
-            for (node, agent), report in zip(hired, reports, strict=True)
-        ]
-        self._placement = self._the_supply.distribute_lots(
-            remotes, self._replicas, self._porters, derives=self._derives
-        )
-        return [self._the_supply.set_data_paths(remote) for remote in remotes]
-
-    def _make_remote(
-        self, node: Node, agent: Agent, report: NodeReport, workers_here: int
-    ) -> RemoteWorker:
-        context = self._context
-        reads_all = all(path is not None for path in report.at)
-        begin = Begin(
-            build=self._build,
-            settings=self._settings,
-            train=DataAt({**context.train.spec(), "path": report.at[0] or ""}, not reads_all),
-            validation=None
-            if context.validation is None
-            else DataAt({**context.validation.spec(), "path": report.at[1] or ""}, False),
-            folds=self._folds,
-            gpu_share=self._gpu_share,
-            shares_run=self._shares_run,
-            path=tuple(sys.path),
-            argv=tuple(sys.argv),
-            directory=os.getcwd(),  # noqa: PTH109
-            workers_here=workers_here,
-        )
-        place = f"{report.node} itself" if reads_all else report.place
-        return RemoteWorker(-1, agent, node, report, place, reads_all, begin)
-
-    @property
-    def _settings(self) -> dict[str, Any]:
-        left_out = {"build", "train", "validation", "folds", "live_bytes", "loader_threads"}
-        names = [f.name for f in fields(RunContext) if f.name not in left_out]
-        return {name: getattr(self._context, name) for name in names}
-
-    def _add_remote(self, remote: RemoteWorker) -> RemoteWorker:
-        remote.number = self._next
-        self._next += 1
-        self._remotes[remote.number] = remote
-        if self._placement is not None:
-            self._placement.add_worker(remote.number, remote.place)
-        return remote
+    def _add_worker(self, remote: RemoteWorker, *, with_node: bool = False) -> int:
+        self._members.add(remote)
+        self._transfers.add_worker(remote, with_node=with_node)
+        return remote.number
 
     # --- dispatching ---------------------------------------------------------
 
     def _send_when_loaded(self, remote: RemoteWorker, call: Call, *, damaged: bool = False) -> None:
         lot = self._find_lot(call.job)
-        if lot is None or self._the_supply.is_there(remote, lot):
+        if lot is None or self._transfers.is_there(remote, lot):
             self._send(remote, call)
-            return
-        self._parked.setdefault((remote.place, lot), []).append(remote.number)
-        self._fetch_lot(remote, lot, damaged=damaged)
+        else:
+            self._transfers.wait_for(remote, lot, damaged=damaged)
 
     def _find_lot(self, job: Job) -> int | None:
         if isinstance(job, ShardTask):
@@ -427,20 +312,6 @@ class ClusterExecutor(ABC):
             return None
         return EVERYWHERE if job.part < 0 else self._context.order().pool_of_part[job.part]
 
-    def _fetch_lot(self, remote: RemoteWorker, lot: int, *, damaged: bool = False) -> None:
-        """Send a lot to a worker's node, unless it is there or on its way."""
-        key = remote.place, lot
-        if self._the_supply.is_there(remote, lot) or key in self._loading:
-            return
-        self._loading.add(key)
-        if damaged:
-            job = self._porters.submit(self._the_supply.resend_damaged, remote, lot)
-        else:
-            job = self._porters.submit(self._the_supply.send, remote, [lot])
-        job.add_done_callback(
-            lambda done: self._mailbox.put(partial(self._finish_loading, key, remote, done))
-        )
-
     def _send(self, remote: RemoteWorker, call: Call) -> None:
         job, state = call.job, None
         if isinstance(job, Task):
@@ -448,20 +319,15 @@ class ClusterExecutor(ABC):
                 state = self._find_state(job)
             except LookupError as error:
                 remote.stale.update(job.ended)  # with its next task
-                self._lose_state(remote.number, job, str(error))
+                self._lose_state(remote, job, str(error))
                 return
             ended = {*job.ended, *remote.stale} - {job.trial}
             remote.stale.clear()
             job = self._adapt_task(job, tuple(sorted(ended)))
         self._dispatch(remote, call, job, state)
 
-    def _send_queued(self, remote: RemoteWorker, call: Call) -> None:
-        assert isinstance(call.job, Task)
-        # It begins with the state that the unit before it leaves there.
-        self._dispatch(remote, call, self._adapt_task(call.job, call.job.ended), None)
-
     def _adapt_task(self, task: Task, ended: tuple[int, ...]) -> Task:
-        keep = task.keep_state and self._shares_run
+        keep = task.keep_state and self._admission.shares_run
         if (ended, keep) == (task.ended, task.keep_state):
             return task
         return replace(task, ended=ended, keep_state=keep)
@@ -469,19 +335,7 @@ class ClusterExecutor(ABC):
     def _dispatch(self, remote: RemoteWorker, call: Call, job: Job, state: StateIn | None) -> None:
         call.is_sent = True
         answer, call.packed = remote.agent.run(job, state)
-        worker, serial = remote.number, call.serial
-        answer.add_done_callback(
-            lambda done: self._mailbox.put(partial(self._handle_answer, worker, serial, done))
-        )
-
-    def _begin_queued(self, remote: RemoteWorker) -> None:
-        """After a unit is done, expect the answer of the unit that was queued behind it."""
-        call = self._queued.pop(remote.number, None)
-        if call is None:
-            return
-        self._out[remote.number] = call
-        if call.is_dropped:
-            self._send_dropped(remote, call)
+        self._events.when_done(answer, self._handle_answer, remote, call)
 
     def _send_dropped(self, remote: RemoteWorker, call: Call) -> None:
         """Send a queued unit like any other: the worker has not begun it by itself."""
@@ -490,16 +344,13 @@ class ClusterExecutor(ABC):
         self._send_when_loaded(remote, call)
 
     def _find_state(self, task: Task) -> StateIn | None:
-        """Return the state that the worker must fetch for a unit, if any.
-
-        Raises LookupError if the state is lost.
-        """
+        """Return the state to fetch for a unit, if any; raise LookupError if it is lost."""
         stored = task.clone_of or task.origin
         if stored is not None:
-            if self._shares_run:
+            if self._admission.shares_run:
                 return None
-            ref = self._cluster.put(read_state(stored))
-            return StateIn(ref, stored.state_hash, is_clone=task.clone_of is not None)
+            blob = Blob("", 0, read_state(stored))
+            return StateIn(blob, stored.state_hash, is_clone=task.clone_of is not None)
         if task.position == 0:
             return None
         held = self._states.find_state(task.trial, task.position)
@@ -509,23 +360,8 @@ class ClusterExecutor(ABC):
 
     # --- results -------------------------------------------------------------
 
-    def _handle_messages(self) -> None:
-        while letters := self._mailbox.take():  # a letter may put another one
-            for letter in letters:
-                letter()
-
-    def _process_mailbox(self) -> None:
-        self._handle_messages()
-        if self._is_training and self._later:
-            self._events += self._later
-            self._later = []
-        if self._trouble is not None:
-            trouble, self._trouble = self._trouble, None
-            raise trouble
-
-    def _handle_answer(self, worker: int, serial: int, done: Any) -> None:
-        call, remote = self._out.get(worker), self._remotes.get(worker)
-        if call is None or remote is None or call.serial != serial:
+    def _handle_answer(self, remote: RemoteWorker, call: Call, done: Any) -> None:
+        if remote.call is not call:
             return  # too late: the worker is considered lost
         remote.silent_looks = 0
         error = done.exception()
@@ -535,7 +371,7 @@ class ClusterExecutor(ABC):
         remote.has_answered = True
         answer: JobResult = done.result()
         if answer.is_full:
-            self._trouble = OSError(
+            self._events.trouble = OSError(
                 f"node {remote.name} has no room for a state ({answer.missing}): free some space "
                 "on the disk of its cache folder ($CEREBRO_CACHE), and resume the run"
             )
@@ -550,41 +386,53 @@ class ClusterExecutor(ABC):
             self._write_log(job.trial, answer.log)
         if event is None:
             assert isinstance(job, Task)
-            self._lose_state(worker, job, f"its state cannot be fetched ({answer.missing})")
-        elif isinstance(event, (UnitFailed, ShardFailed)) and self._resend(remote, call, event):
-            return
+            self._lose_state(remote, job, f"its state cannot be fetched ({answer.missing})")
+        elif isinstance(event, UnitDone):
+            assert isinstance(job, Task)
+            remote.call, remote.queued = remote.queued, None
+            self._record_unit(remote, job, call.packed, event)
+            if remote.call is not None and remote.call.is_dropped:
+                self._send_dropped(remote, remote.call)
         elif isinstance(event, ShardMade):
             self._collect_shard(remote, call, event)
+        elif isinstance(event, WorkerLost):
+            self._remove_worker(remote, replace(event, worker=remote.number))
+        elif isinstance(event, CheckDone):
+            self._finish(remote, replace(event, worker=remote.number))
+        elif self._resend(remote, call, event):
+            pass  # it will be answered again
+        elif isinstance(event, ShardFailed):
+            self._finish(remote, replace(event, worker=remote.number, node=remote.name))
         else:
-            self._out.pop(worker)
-            if isinstance(event, UnitDone):
-                self._record_unit(remote, call, event)
-                self._begin_queued(remote)
-                return
-            self._queued.pop(worker, None)
-            if isinstance(event, UnitFailed):
-                if event.kind == "data":
-                    event = replace(event, message=f"node {remote.name}: {event.message}")
-                elif event.kind == "storage":
-                    message = f"node {remote.name}, {self._stores_in}: {event.message}"
-                    event = replace(event, message=message)
-                self._events.append(replace(event, worker=worker, task=call.job))  # type: ignore[arg-type]
-            elif isinstance(event, ShardFailed):
-                self._events.append(replace(event, worker=worker, node=remote.name))
-            elif isinstance(event, CheckDone):
-                self._events.append(replace(event, worker=worker))
-            else:
-                self._remove_lost_worker(remote, replace(event, worker=worker))
+            assert isinstance(job, Task)
+            message = self._locate_failure(remote, event)
+            event = replace(event, message=message, worker=remote.number, task=job)
+            self._finish(remote, event)
 
-    def _record_unit(self, remote: RemoteWorker, call: Call, event: UnitDone) -> None:
-        task = call.job
-        assert isinstance(task, Task)
+    def _finish(self, remote: RemoteWorker, event: News) -> None:
+        """Deliver what came of a worker's call, which is idle from now on."""
+        remote.call = remote.queued = None
+        self._events.now.append(event)
+
+    def _locate_failure(self, remote: RemoteWorker, event: UnitFailed) -> str:
+        """Return the message of a failure, with the node if its files are to blame."""
+        if event.kind == "data":
+            return f"node {remote.name}: {event.message}"
+        if event.kind != "storage":
+            return event.message
+        keeps = "keeps states in its cache folder ($CEREBRO_CACHE)"
+        if self._admission.shares_run:
+            keeps = "writes to the run's folder and its own cache folder ($CEREBRO_CACHE)"
+        return f"node {remote.name}, which {keeps}: {event.message}"
+
+    def _record_unit(self, remote: RemoteWorker, task: Task, ref: Any, event: UnitDone) -> None:
+        workers = self._members.workers
         before = self._states.find_newest(task.trial)
-        if before is not None and before.worker != remote.number and before.worker in self._remotes:
-            self._remotes[before.worker].stale.add(task.trial)
+        if before is not None and before.worker != remote.number and before.worker in workers:
+            workers[before.worker].stale.add(task.trial)
         held = HeldState(
             position=task.position + 1,
-            ref=call.packed,
+            ref=ref,
             node=remote.node.id,
             agent=remote.agent.id,
             worker=remote.number,
@@ -592,124 +440,95 @@ class ClusterExecutor(ABC):
             nbytes=event.state_bytes,
         )
         self._states.add(task.trial, held)
-        self._pace.add(remote.number, task.trial, event.rows, event.seconds)
+        self._transfers.pace.add(remote.number, task.trial, event.rows, event.seconds)
         # Clocks of nodes differ: take the time of a unit from the coordinator's.
         event = replace(event, worker=remote.number, task=task, started=time.time() - event.seconds)
-        if event.metrics is not None and task.keep_state and not self._shares_run:
+        if event.metrics is not None and task.keep_state and not self._admission.shares_run:
             file = epoch_state_file(task.trial, task.epoch)
             event = replace(event, state_file=file, is_kept=False)
             self._keep_state(task.trial, held, file)
-        self._events.append(event)
+        self._events.now.append(event)
 
     def _keep_state(self, trial: int, held: HeldState, file: str) -> None:
-        self._keeping[trial] = held.position
+        self._states.begin_keeping(trial, held)
         path = Path(self._context.epoch_dir, unpublished_name(file, held.state_hash))
-        job = self._porters.submit(self._cluster.fetch_to_file, held, self._gone, path)
-        job.add_done_callback(
-            lambda done: self._mailbox.put(partial(self._finish_keeping, trial, held, done))
+        job = self._events.fetch_pool.submit(
+            self._cluster.fetch_to_file, held, self._members.gone_agents, path
         )
+        self._events.when_done(job, self._finish_keeping, trial, held)
 
     def _finish_keeping(self, trial: int, held: HeldState, done: Any) -> None:
-        if self._keeping.get(trial) != held.position:
+        if not self._states.end_keeping(trial, held):
             return
-        del self._keeping[trial]
         error = done.exception()
         if error is None:
             self.traffic.kept_bytes += held.nbytes
-            self._events.append(StateKept(trial))
+            self._events.now.append(StateKept(trial))
         elif isinstance(error, OSError):
-            self._trouble = error  # the run's disk
+            self._events.trouble = error  # the run's disk
         else:
             position = self._states.remove_lost_state(trial, held.position)
             reason = f"the state at its epoch's end is lost: {text_of(error)}"
-            self._events.append(StateLost(trial, reason, position=position))
+            self._events.now.append(StateLost(trial, reason, position=position))
 
     def _collect_shard(self, remote: RemoteWorker, call: Call, event: ShardMade) -> None:
         """Fetch the files of a shard; the worker counts as busy until they arrive."""
-        worker, serial, shard = remote.number, call.serial, event.task.shard
-        folder = Path(self._context.state_dir, f"{ARRIVING}{serial}")
-        event = replace(event, worker=worker, node=remote.name, folder=str(folder))
-        job = self._porters.submit(fetch_shard, remote.agent, shard, event.files, folder)
-        job.add_done_callback(
-            lambda done: self._mailbox.put(partial(self._finish_collecting, serial, event, done))
-        )
+        shard = event.task.shard
+        folder = Path(self._context.state_dir, f"{ARRIVING}{remote.number}-{shard}")
+        event = replace(event, worker=remote.number, node=remote.name, folder=str(folder))
+        job = self._events.fetch_pool.submit(fetch_shard, remote.agent, shard, event.files, folder)
+        self._events.when_done(job, self._finish_collecting, remote, call, event)
 
-    def _finish_collecting(self, serial: int, event: ShardMade, done: Any) -> None:
-        call, remote = self._out.get(event.worker), self._remotes.get(event.worker)
-        if call is None or remote is None or call.serial != serial:
+    def _finish_collecting(
+        self, remote: RemoteWorker, call: Call, event: ShardMade, done: Any
+    ) -> None:
+        if remote.call is not call:
             return  # too late: the worker is considered lost
         error = done.exception()
-        if isinstance(error, self._cluster.errors):
+        if isinstance(error, AgentError):
             self._handle_failed_agent(remote, error)
         elif error is not None:
-            self._trouble = error  # such as a full disk of this machine
+            self._events.trouble = error  # such as a full disk of this machine
         else:
-            self._out.pop(event.worker)
             self.traffic.made_bytes += done.result()
             if remote.reads_all:  # its node will read the finished dataset in the same way
                 remote.agent.control("drop_made", event.task.shard)
             else:
-                self._made.setdefault(event.worker, []).append(event.task.shard)
-            self._events.append(event)
+                remote.made.append(event.task.shard)
+            self._finish(remote, event)
 
-    def _lose_state(self, worker: int, task: Task, reason: str) -> None:
-        del self._out[worker]
-        self._queued.pop(worker, None)
+    def _lose_state(self, remote: RemoteWorker, task: Task, reason: str) -> None:
         held = self._states.find_state(task.trial, task.position)
-        if held is not None and held.is_here:  # handed over while it was fetched
-            position: int | None = task.position
-        else:
+        position: int | None = task.position
+        if held is None or not held.is_here:  # else it was handed over while it was fetched
             position = self._states.remove_lost_state(task.trial, task.position)
-        self._events.append(StateLost(task.trial, reason, worker, position))
+        self._finish(remote, StateLost(task.trial, reason, remote.number, position))
 
     def _write_log(self, trial: int, text: bytes) -> None:
         try:
             with os.fdopen(open_plain(log_path(self._context.log_dir, trial), APPEND), "ab") as log:
                 log.write(text)
         except OSError as error:
-            self._trouble = error
+            self._events.trouble = error
 
     # --- data that arrive during the run ---------------------------------------
 
-    def _finish_loading(self, key: tuple[str, int], receiver: RemoteWorker, done: Any) -> None:
-        self._loading.discard(key)
-        place, lot = key
-        error = done.exception()
-        if error is None:
-            self._the_supply.arrived.setdefault(place, set()).add(lot)
-            placement = None if lot == EVERYWHERE else self._placement
-            if placement is not None and not placement.has_lot(place, lot):
-                placement.add_lot(place, lot)
-                self._events.append(ShardsPlaced())
-        for worker in self._parked.pop(key, ()):
-            remote, call = self._remotes.get(worker), self._out.get(worker)
-            if remote is None or call is None:
+    def _resume_waiting(
+        self, receiver: RemoteWorker, lot: int, error: BaseException | None, workers: Sequence[int]
+    ) -> None:
+        """Send the calls of workers that have waited for a lot, or find out what its loss means."""
+        for worker in workers:
+            remote = self._members.workers.get(worker)
+            if remote is None or remote.call is None:
                 continue
             if error is None:
-                self._send(remote, call)
-            elif trouble := self._find_fatal_error(receiver, lot, error):
-                self._trouble = trouble
+                self._send(remote, remote.call)
+            elif trouble := find_fatal_error(receiver, lot, error):
+                self._events.trouble = trouble
             elif remote is receiver:
                 self._handle_failed_agent(remote, error)
             else:  # it can receive the shard itself
-                self._send_when_loaded(remote, call)
-
-    def _find_fatal_error(
-        self, receiver: RemoteWorker, lot: int, error: BaseException
-    ) -> Exception | None:
-        """Return what ends the run after a failed transfer; None: only the agent has failed."""
-        if isinstance(error, (CorruptDataError, OSError)):  # the files here
-            return CorruptDataError(text_of(error))
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, CorruptDataError):
-            return CorruptDataError(f"node {receiver.name}: {text_of(cause)}")
-        if isinstance(cause, OSError):
-            what = "the validation rows" if lot == EVERYWHERE else "its shards"
-            return OSError(
-                f"node {receiver.name} cannot store {what} ({text_of(cause)}): make room in its "
-                "cache folder ($CEREBRO_CACHE), or give it access to the data, and resume the run"
-            )
-        return None
+                self._send_when_loaded(remote, remote.call)
 
     def _resend(self, remote: RemoteWorker, call: Call, event: UnitFailed | ShardFailed) -> bool:
         """Send a damaged shard to the node again, if a task has failed because of it.
@@ -722,102 +541,99 @@ class ClusterExecutor(ABC):
         if event.kind != "data" or remote.reads_all or call.reloaded:
             return False
         call.reloaded = True
-        if remote.number in self._queued:  # the worker has dropped it
-            self._queued[remote.number].is_dropped = True
-        self._the_supply.arrived[remote.place].discard(lot)
-        what = self._the_supply.describe_lot(lot)
+        if remote.queued is not None:  # the worker has dropped it
+            remote.queued.is_dropped = True
+        what = self._transfers.mark_damaged(remote, lot)
         text = f"node {remote.name}: {event.message}: {what} sent again"
-        self._events.append(Note("shard damaged", text))
+        self._events.now.append(Note("shard damaged", text))
         self._send_when_loaded(remote, call, damaged=True)
         return True
-
-    @property
-    def _stores_in(self) -> str:
-        if self._shares_run:
-            return "which writes to the run's folder and its own cache folder ($CEREBRO_CACHE)"
-        return "which keeps states in its cache folder ($CEREBRO_CACHE)"
 
     # --- lost workers --------------------------------------------------------
 
     def _handle_failed_agent(self, remote: RemoteWorker, error: BaseException) -> None:
-        remote.is_gone = True
-        remote.node_is_gone = remote.node.id in self._gone_nodes or not remote.node.answers()
-        cause = self._cluster.describe_cause(error)
+        workers = self._members.workers
+        for lost in self._members.mark_gone(remote):
+            self._states.remove_agent(lost.agent.id)
+            for other in workers.values():
+                if other is not lost:
+                    other.agent.control("mark_agent_lost", lost.agent.id)
+        cause = describe_cause(error)
         reason = f"worker {remote.number} on node {remote.name} is gone: {cause}"
         if remote.node_is_gone or remote.agent.has_left:
-            reason = _describe_loss(remote)
-        if remote.node_is_gone:
-            self._gone_nodes.add(remote.node.id)
-        self._drop_lost_states(remote)
+            reason = remote.describe_loss()
         with contextlib.suppress(Exception):
             remote.agent.kill(cause)
         # An agent that never answered, or has no process, has not begun its task.
         began = remote.has_answered and not isinstance(getattr(error, "cause", None), WorkerError)
-        self._out.pop(remote.number, None)
-        self._queued.pop(remote.number, None)
-        self._remove_lost_worker(
-            remote,
-            WorkerLost(
-                remote.number,
-                reason,
-                began=began,
-                with_machine=remote.node_is_gone,
-                has_left=remote.agent.has_left,
-            ),
+        event = WorkerLost(
+            remote.number,
+            reason,
+            began=began,
+            with_machine=remote.node_is_gone,
+            has_left=remote.agent.has_left,
         )
+        self._remove_worker(remote, event)
 
-    def _drop_lost_states(self, lost: RemoteWorker) -> None:
-        """Drop the states of a lost agent and, if its node is gone, those of all agents there."""
-        for remote in list(self._remotes.values()):
-            agent = remote.agent.id
-            is_lost = remote is lost or (lost.node_is_gone and remote.node.id == lost.node.id)
-            if is_lost and agent not in self._gone:
-                self._gone.add(agent)
-                self._states.remove_agent(agent)
-                for other in self._remotes.values():
-                    if other is not remote:
-                        other.agent.control("mark_agent_lost", agent)
+    def _remove_worker(self, remote: RemoteWorker, event: WorkerLost) -> None:
+        self._members.remove(remote)
+        place_is_gone = remote.node_is_gone and not self._members.is_used(remote.place)
+        self._transfers.remove_worker(remote, with_place=place_is_gone)
+        self._events.now.append(event)
 
-    def _remove_lost_worker(self, remote: RemoteWorker, event: WorkerLost) -> None:
-        del self._remotes[remote.number]
-        self._lost[remote.number] = remote
-        self._pace.forget(remote.number)
-        if self._placement is not None:
-            self._placement.remove_worker(remote.number)
-        if remote.node_is_gone and not self._is_used(remote.place):
-            if self._placement is not None:
-                self._placement.remove_place(remote.place)
-            self._the_supply.forget(remote.place)
-        self._known -= self._spare  # one of them may replace the lost one
-        self._spare.clear()
-        self._events.append(event)
+    def _await_replacement(self, lost: RemoteWorker) -> int:
+        """Return a worker on a node that joins, or has room, after the last one was lost.
 
-    def _is_used(self, place: str) -> bool:
-        return any(
-            remote.place == place and remote.node.id not in self._gone_nodes
-            for remote in self._remotes.values()
-        )
+        Raises WorkerError if other workers remain, or if no node joins in time.
+        """
+        events, hub, workers = self._events, self._cluster, self._members.workers
+        others_are_left = bool(workers)
+        failure = None
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not workers and failure is None and time.monotonic() < end:
+            self._check_nodes()
+            events.handle_messages()
+            if not workers:
+                if not (hub.dials_in or self._members.arriving):
+                    break
+                wait_for([events.mailbox.fileno()], 1.0)
+                events.handle_messages()
+            failure = hub.explain_no_more_nodes()
+        joined = next((e for e in events.later if isinstance(e, WorkerJoined)), None)
+        if others_are_left or joined is None:
+            what_next = ""
+            if failure is not None:
+                what_next = f", and {failure}"
+            elif hub.dials_in:
+                what_next = ", until another is started"
+            raise WorkerError(f"{lost.describe_loss()}{what_next}")
+        events.later.remove(joined)  # it replaces the lost one
+        return joined.worker
 
     # --- regular checks --------------------------------------------------------
 
     def _check_workers(self) -> None:
         self._next_look = time.monotonic() + LOOK_SECONDS
-        for worker, remote in list(self._remotes.items()):
+        for remote in list(self._members.workers.values()):
             # An idle worker, too: others may wait for a state that it holds.
-            if remote.has_answered or worker in self._out:
+            if remote.has_answered or remote.call is not None:
                 self._ping_worker(remote)
         self._check_nodes()
-        self._rebalance_lots()
+        if self._events.is_training:
+            self._transfers.rebalance(list(self._members.workers.values()))
 
     def _check_nodes(self) -> None:
-        alive = {node.id: node for node in self._cluster.nodes()}
-        for remote in [h for h in self._remotes.values() if h.node.id not in alive]:
-            self._gone_nodes.add(remote.node.id)
+        alive = self._cluster.nodes()
+        for remote in self._members.drop_dead_nodes(alive):
             self._handle_failed_agent(remote, WorkerError("its node has left the cluster"))
-        unknown = [node for node in alive.values() if node.id not in self._known]
-        for node in self._cluster.select_reachable(unknown):
-            self._known.add(node.id)
-            self._start_admission(node)
+        for node in self._cluster.select_reachable(self._members.find_unknown(alive)):
+            room = self._cluster.count_room(node)
+            count = self._members.reserve(node, room, self.workers)
+            if count > 0:
+                job = self._events.fetch_pool.submit(
+                    self._admission.admit_node, node, count, self._members
+                )
+                self._events.when_done(job, self._finish_admission, node, count)
 
     def _ping_worker(self, remote: RemoteWorker) -> None:
         remote.silent_looks += 1
@@ -826,92 +642,22 @@ class ClusterExecutor(ABC):
             self._handle_failed_agent(remote, WorkerError(f"no heartbeat for {seconds:g} seconds"))
             return
 
-        def reset_silence() -> None:
-            remote.silent_looks = 0
-            remote.has_answered = True
+        def reset_silence(done: Any) -> None:
+            if done.exception() is None:
+                remote.silent_looks = 0
+                remote.has_answered = True
 
-        remote.agent.control("ping").add_done_callback(
-            lambda done: self._mailbox.put(reset_silence) if done.exception() is None else None
-        )
+        self._events.when_done(remote.agent.control("ping"), reset_silence)
 
-    def _rebalance_lots(self) -> None:
-        if self._placement is None or self._loading or not self._is_training or self._derives:
-            return
-        wish = self._placement.choose_lot_to_copy(self._pace.speeds())
-        if wish is not None:
-            lot, place = wish
-            remote = next(h for h in self._remotes.values() if h.place == place)
-            if self._the_supply.is_there(remote, lot):
-                self._placement.add_lot(place, lot)
-                self._events.append(ShardsPlaced())
-            else:
-                self._fetch_lot(remote, lot)
-
-    def _start_admission(self, node: Node) -> None:
-        room = self._cluster.count_room(node)
-        room -= sum(remote.node.id == node.id for remote in self._remotes.values())
-        if self.workers is not None:
-            free = self.workers - len(self._remotes) - self._arriving
-            if free < room:
-                self._spare.add(node.id)
-            room = min(room, free)
-        if room > 0:
-            self._arriving += room
-            job = self._porters.submit(self._admit_node, node, room)
-            job.add_done_callback(
-                lambda done: self._mailbox.put(partial(self._finish_admission, node, room, done))
-            )
-
-    def _finish_admission(self, node: Node, room: int, done: Any) -> None:
-        self._arriving -= room
-        self._add_admitted_workers(node, done)
-
-    def _admit_node(self, node: Node, count: int) -> tuple[list[RemoteWorker], list[Note]]:
-        """Start workers on a new node and send it the common data; called in a separate thread."""
-        hired = [(node, self._cluster.acquire_agent(node)) for _ in range(count)]
-        try:
-            reports = self._hiring.collect_reports(hired, self._the_supply)
-            notes = self._hiring.check(reports)
-            if self._shares_run and not all(report.shares_run for report in reports):
-                raise InputError(
-                    f"node {reports[0].name} cannot write to the run's folder as the other nodes "
-                    f"do ({Path(self._context.epoch_dir).parent}): mount it there, writable, and "
-                    "start the worker there as the script's user"
-                )
-            self._the_supply.check_reads(reports[0])
-            before = list(self._remotes.values())
-            remotes = [
-                self._make_remote(
-                    node, agent, report, count + sum(r.report.is_local_to(report) for r in before)
-                )
-                for (_, agent), report in zip(hired, reports, strict=True)
-            ]
-            if not remotes[0].reads_all:
-                self._the_supply.supply_new_node(remotes[0], whole=self._placement is None)
-            for remote in remotes:
-                self._the_supply.set_data_paths(remote).agent.call("begin", remote.begin)
-            return remotes, notes
-        except BaseException:
-            kill_agents(hired)
-            raise
-
-    def _add_admitted_workers(self, node: Node, done: Any) -> None:
+    def _finish_admission(self, node: Node, count: int, done: Any) -> None:
+        self._members.arriving -= count
         error = done.exception()
         if error is not None:
             text = f"node {node.address} ({node.id[:8]}) has joined and is not used: "
-            self._later.append(Note("node not used", text + text_of(error)))
+            self._events.later.append(Note("node not used", text + text_of(error)))
             return
         remotes, notes = done.result()
-        self._later += notes
+        self._events.later += notes
         for remote in remotes:
-            self._add_remote(remote)
-            if self._placement is not None:
-                for lot in self._the_supply.arrived.get(remote.place, set()) - {EVERYWHERE}:
-                    self._placement.add_lot(remote.place, lot)
-            self._later.append(WorkerJoined(remote.number))
-
-
-def _describe_loss(remote: RemoteWorker) -> str:
-    if remote.agent.has_left:
-        return f"node {remote.name} has left: its agent was told to end"
-    return f"node {remote.name} is gone"
+            number = self._add_worker(remote, with_node=True)
+            self._events.later.append(WorkerJoined(number))

@@ -1,4 +1,9 @@
-"""The coordinator's end of the connections to agents."""
+"""The coordinator's end of the connections to agents.
+
+The executor knows a cluster by the methods of `Hub`, and an agent by those of `RemoteAgent`. A node
+is the machine of agents that Ray starts (`cerebro.cluster.engines.ray`), or else each agent by
+itself.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +12,27 @@ import json
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
-from typing import Any
-from weakref import WeakValueDictionary
+from typing import Any, Protocol, TypeVar
 
-from cerebro.cluster.agents import Node
-from cerebro.cluster.blobs import Blob, Fetcher, Ref
+import cerebro._core as _core
+from cerebro.cluster.blobs import Fetcher, Ref, StateRefs
 from cerebro.cluster.engine import Engine
 from cerebro.cluster.keys import Keys, format_address, import_zmq
 from cerebro.cluster.messages import JobResult, StateIn, list_versions, read_machine_id
 from cerebro.cluster.shared_socket import SharedSocket
-from cerebro.cluster.states import HeldState, write_checked_state
+from cerebro.cluster.states import HeldState
 from cerebro.cluster.wire import decode_message, encode_message, open_listener, start_authenticator
-from cerebro.errors import InputError, WorkerError, text_of
+from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.machine.signals import defer_interrupts
 from cerebro.worker.messages import Job, Task
 
-START_SECONDS = 120.0
-"""The time within which the first agents must connect."""
-LATE_SECONDS = 20.0
-"""The time after which a run begins with fewer agents than it wants."""
-LEAVE_SECONDS = 10.0
-"""The time within which agents must disconnect after they are told to end."""
+START_SECONDS = 120.0  # the time within which the first agents must connect
+LATE_SECONDS = 20.0  # the time after which a run begins with fewer agents than it wants
+LEAVE_SECONDS = 10.0  # the time within which agents must disconnect after they are told to end
 STEP_SECONDS = 0.2
 
 
@@ -44,37 +44,58 @@ class AgentError(Exception):
         self.cause = cause
 
 
-class Line:
-    """The connection of one agent; an `Agent` and a `Node` of `cerebro.cluster.agents`.
+def describe_cause(error: BaseException) -> str:
+    """Return the cause of a failed call, as one line."""
+    return text_of(getattr(error, "cause", None) or error)
 
-    Calls that are made before the agent has connected are sent when it does.
+
+class Node(Protocol):
+    """A machine of a cluster, or an agent that counts as one."""
+
+    @property
+    def id(self) -> str:
+        """Its number in the cluster."""
+
+    @property
+    def address(self) -> str: ...
+
+    def answers(self) -> bool:
+        """Whether it still accepts connections."""
+
+
+AnyNode = TypeVar("AnyNode", bound=Node)
+
+
+class RemoteAgent:
+    """An agent as the coordinator calls it: the supervisor of a worker, and a `Node` by itself.
+
+    It holds the states that its worker has made. The coordinator calls the methods of
+    `cerebro.cluster.supervisor.Supervisor` by name. Every call returns at once; its future raises
+    AgentError if the method raises or the agent is lost. Calls that are made before the agent has
+    connected are sent when it does.
     """
 
     def __init__(self, hub: Hub, number: str) -> None:
-        self.id = number
-        self.machine = self.host = self.address = ""
+        self.id = number  # different from all other agents' and nodes'
+        self.machine = self.address = ""
         self.peer: bytes | None = None
         self.fd = self.pid = -1
         self.early: list[list[Any]] = []
-        self.frees: deque[int] = deque()
-        self.refs: WeakValueDictionary[int, Ref] = WeakValueDictionary()
+        self.states = StateRefs()
         self.pending: dict[int, tuple[Future[Any], Any, Ref | None]] = {}
         self.is_taken = False
         self.is_gone = False
-        self.has_left = False
+        self.has_left = False  # whether it has said that it leaves, because it was told to end
         self._hub = hub
-        self._states = ""
 
     def connect(self, peer: bytes, fd: int, host: str, hello: dict[str, Any]) -> None:
         """Take the connection over which the agent has sent its hello."""
-        self.machine = str(hello["machine"])
-        self.host = self.address = str(hello["host"])
+        self.machine, self.address = str(hello["machine"]), str(hello["host"])
         self.pid = int(hello["pid"])
         host = host.removeprefix("::ffff:")  # a peer with IPv4 at a socket for both
         port = int(hello["states"])
-        self._states = f":{port}" if host in ("127.0.0.1", "::1") else format_address(host, port)
-        for ref in self.refs.values():
-            ref.address = self._states
+        is_local = host in ("127.0.0.1", "::1")
+        self.states.move_to(f":{port}" if is_local else format_address(host, port))
         self.fd = fd
         self.peer = peer
 
@@ -82,31 +103,31 @@ class Line:
         return not self.is_gone
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
+        """Call a method after all earlier calls have ended."""
         return self._hub.send(self, "ordered", method, arguments)[0]
 
     def control(self, method: str, *arguments: Any) -> Future[Any]:
+        """Call a method without waiting for earlier calls."""
         return self._hub.send(self, "control", method, arguments)[0]
 
     def run(self, job: Job, state: StateIn | None) -> tuple[Future[JobResult], Any]:
+        """Run a job; return its future result, and a reference to the state that it will leave."""
         return self._hub.send(self, "ordered", "run", (job, state), has_state=True)
 
-    def make_ref(self, number: int) -> Ref:
-        ref = self.refs[number] = Ref(self._states, number, self.frees)
-        return ref
-
     def kill(self, trouble: str | None = None) -> None:
+        """End the agent and its worker process; `trouble` is why, if the run still needs them."""
         self._hub.end(self, trouble)
 
 
 class Hub:
-    """Accepts agents, and calls them; a `cerebro.cluster.agents.Cluster`.
+    """Accepts agents, and calls them: a cluster whose agents are started by `engine`.
 
-    `engine` starts the agents and is closed with the hub. Port 0 is any free one. Raises InputError
-    if the hub cannot listen there.
+    The engine is closed with the hub. Port 0 is any free one. Raises InputError if the hub cannot
+    listen there.
     """
 
-    errors: tuple[type[BaseException], ...] = (AgentError,)
-    dials_in = True
+    dials_in = True  # whether nodes come and go with their agents: a new node replaces a lost one
+    late_advice = "is its machine overloaded, or its disk slow? Use fewer workers="
 
     def __init__(self, keys: Keys, engine: Engine, host: str, port: int = 0) -> None:
         zmq = import_zmq()
@@ -129,23 +150,27 @@ class Hub:
         self._cut: set[int] = set()
         """Descriptors of connections that ended before their hello was read."""
         self._lock = threading.Condition()
-        self._lines: dict[bytes, Line] = {}
-        self._expected: dict[str, Line] = {}
+        self._agents: dict[bytes, RemoteAgent] = {}
+        self._expected: dict[str, RemoteAgent] = {}
         self._numbers = count(1)
         self._changed: Callable[[], None] = lambda: None
         self._is_closing = False
-        self._machine = read_machine_id()
         self._thread = threading.Thread(target=self._serve, name="cerebro-hub", daemon=True)
         self._thread.start()
 
-    # --- as a cluster --------------------------------------------------------
+    # --- nodes -----------------------------------------------------------------
 
     def choose_nodes(self, workers: int | None) -> Sequence[Node]:
+        """Return the node of each first worker; None for `workers`: as many as fit.
+
+        There may be fewer than `workers` if other nodes can join later. Raises InputError if the
+        workers do not fit, or no node joins.
+        """
         needed = workers if workers is not None else self._engine.size
         begun = time.monotonic()
         with self._lock:
             while True:
-                free = [line for line in self._lines.values() if not line.is_taken]
+                free = [agent for agent in self._agents.values() if not agent.is_taken]
                 if free and len(free) >= (needed or 1):
                     return free[:needed]
                 failure = self._engine.failure()
@@ -163,60 +188,63 @@ class Hub:
         )
 
     def nodes(self) -> Sequence[Node]:
-        with self._lock:
-            return list(self._lines.values())
+        """Return the nodes that are alive, or are assumed to be."""
+        return self._list_agents()
 
-    def select_reachable(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        return nodes
+    def select_reachable(self, nodes: Sequence[AnyNode]) -> list[AnyNode]:
+        """Return the nodes that answer: Ray takes half a minute to notice a lost node."""
+        if not nodes:
+            return []
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(lambda node: node.answers(), nodes))
+        return [node for node, there in zip(nodes, answers, strict=True) if there]
 
     def count_room(self, node: Node) -> int:
+        """Return how many workers a new node takes."""
         return 1
 
     def is_here(self, node: Node) -> bool:
-        return isinstance(node, Line) and node.machine == self._machine
+        """Whether a node is the coordinator's machine, which has the data."""
+        return isinstance(node, RemoteAgent) and node.machine == read_machine_id()
 
-    def acquire_agent(self, node: Node) -> Line:
-        assert isinstance(node, Line)
+    def acquire_agent(self, node: Node) -> RemoteAgent:
+        """Start or take an agent on a node; raise WorkerError if the node has none left."""
+        assert isinstance(node, RemoteAgent)
         if node.is_gone:
-            raise WorkerError(f"node {node.host} is gone")
+            raise WorkerError(f"node {node.address} is gone")
         node.is_taken = True
         return node
 
     def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed`, in any thread, when a node joins or leaves, if the cluster knows."""
         self._changed = changed
 
     def explain_no_more_nodes(self) -> str | None:
+        """Return why no more nodes will join; None: some may."""
         return self._engine.failure()
 
-    def put(self, packed: bytes) -> Any:
-        return Blob("", 0, packed)
-
     def fetch_to_file(self, held: HeldState, gone: Collection[str], path: Path) -> None:
+        """Write a state to a file, unless its agent is among those that are `gone`."""
         # Its own context: a socket must not be closed by another thread, as `close` would.
         context = import_zmq().Context()
         try:
             fetcher = Fetcher(context, self.keys, "127.0.0.1")
             packed = fetcher.fetch(held.ref, lambda: held.agent in gone or self._is_closing)
-            write_checked_state(packed, held.state_hash, path)
+            if _core.hash_state(packed) != held.state_hash:
+                raise CorruptDataError("its hash differs")
+            path.write_bytes(packed)
         finally:
             context.destroy(linger=0)
 
-    def describe_cause(self, error: BaseException) -> str:
-        return text_of(getattr(error, "cause", None) or error)
-
-    def advise_on_late_node(self, node: Node) -> str:
-        return "is its machine overloaded, or its disk slow? Use fewer workers="
-
     def close(self) -> None:
+        """End everything that was started for the run; the agents have been told to end."""
         with contextlib.suppress(Exception):
             self._engine.stop()
         self._socket.give_back()
+        for agent in self._list_agents():
+            self.end(agent)
         with self._lock:
-            lines = list(self._lines.values())
-        for line in lines:
-            self.end(line)
-        with self._lock:
-            self._lock.wait_for(lambda: not self._lines, LEAVE_SECONDS)
+            self._lock.wait_for(lambda: not self._agents, LEAVE_SECONDS)
         self._engine.close()
         self._is_closing = True
         self._socket.give_back()
@@ -227,22 +255,22 @@ class Hub:
 
     # --- agents that are known before they connect -----------------------------
 
-    def expect(self, line: Line) -> None:
-        """Use `line` for the agent with its number, which has yet to connect."""
+    def expect(self, agent: RemoteAgent) -> None:
+        """Use `agent` for the one with its number, which has yet to connect."""
         with self._lock:
-            self._expected[line.id] = line
+            self._expected[agent.id] = agent
 
-    def mark_lost(self, line: Line, error: AgentError) -> None:
+    def mark_lost(self, agent: RemoteAgent, error: AgentError) -> None:
         """Consider an agent lost, whether it has connected or not."""
         with self._lock:
-            self._expected.pop(line.id, None)
-        self._drop_line(line, error)
+            self._expected.pop(agent.id, None)
+        self._drop_agent(agent, error)
 
     # --- calls ---------------------------------------------------------------
 
     def send(
         self,
-        line: Line,
+        agent: RemoteAgent,
         lane: str,
         method: str,
         arguments: tuple[Any, ...],
@@ -251,35 +279,32 @@ class Hub:
         """Call a method of an agent; return its future, and the state that it will leave."""
         future: Future[Any] = Future()
         number = next(self._numbers)
-        ref = line.make_ref(number) if has_state else None
-        freed = []
-        with contextlib.suppress(IndexError):
-            while line.frees:  # another thread may take some
-                freed.append(line.frees.popleft())
+        ref = agent.states.make(number) if has_state else None
         is_plain = method == "run" and isinstance(arguments[0], Task)
         frames = encode_message(
-            (number, lane, method, arguments, freed, has_state), is_plain=is_plain
+            (number, lane, method, arguments, agent.states.take_freed(), has_state),
+            is_plain=is_plain,
         )
         with defer_interrupts(), self._lock:
-            is_gone = line.is_gone  # later, `_drop_line` finds the future
+            is_gone = agent.is_gone  # later, `_drop_agent` finds the future
             if not is_gone:
                 # The arguments refer to states, which must live until the answer.
-                line.pending[number] = future, arguments, ref
-                if line.peer is None:
-                    line.early.append([b"call", *frames])
+                agent.pending[number] = future, arguments, ref
+                if agent.peer is None:
+                    agent.early.append([b"call", *frames])
                 else:
-                    self._socket.send([line.peer, b"call", *frames])
+                    self._socket.send([agent.peer, b"call", *frames])
         if is_gone:
             future.set_exception(AgentError("it has closed the connection"))
         return future, ref
 
-    def end(self, line: Line, trouble: str | None = None) -> None:
+    def end(self, agent: RemoteAgent, trouble: str | None = None) -> None:
         """Tell a connected agent to end at once; `trouble` is why, if its run has given it up."""
         frames: list[Any] = [b"end"]
         if trouble is not None:
             frames = [b"refused", f"its search has given it up: {trouble}".encode()]
         with defer_interrupts():
-            self._socket.send([line.peer, *frames])
+            self._socket.send([agent.peer, *frames])
 
     # --- messages of agents ----------------------------------------------------
 
@@ -292,29 +317,30 @@ class Hub:
     def _serve(self) -> None:
         while not self._is_closing:
             self._socket.wait_in_background(math.inf)
+        for agent in self._list_agents():
+            self._drop_agent(agent)
+
+    def _list_agents(self) -> list[RemoteAgent]:
         with self._lock:
-            lines = list(self._lines.values())
-        for line in lines:
-            self._drop_line(line)
+            return list(self._agents.values())
 
     def _handle_event(self, event: dict[str, Any]) -> None:
         fd = event["value"]
         if event["event"] == import_zmq().EVENT_ACCEPTED:
             self._cut.discard(fd)
             return
-        with self._lock:
-            lines = [line for line in self._lines.values() if line.fd == fd]
-        if not lines:
+        agents = [agent for agent in self._list_agents() if agent.fd == fd]
+        if not agents:
             self._cut.add(fd)
-        for line in lines:
-            self._drop_line(line)
+        for agent in agents:
+            self._drop_agent(agent)
 
-    def _drop_line(self, line: Line, error: AgentError | None = None) -> None:
+    def _drop_agent(self, agent: RemoteAgent, error: AgentError | None = None) -> None:
         with self._lock:
-            if line.peer is not None:
-                self._lines.pop(line.peer, None)
-            line.is_gone = True
-            pending, line.pending = line.pending, {}
+            if agent.peer is not None:
+                self._agents.pop(agent.peer, None)
+            agent.is_gone = True
+            pending, agent.pending = agent.pending, {}
             self._lock.notify_all()
         for future, *_ in pending.values():
             future.set_exception(error or AgentError("it has closed the connection"))
@@ -324,26 +350,26 @@ class Hub:
         peer, kind, *rest = frames
         if kind.bytes == b"hello" and rest:
             self._handle_hello(peer.bytes, rest[0])
-        line = self._lines.get(peer.bytes)
-        if line is None:
+        agent = self._agents.get(peer.bytes)
+        if agent is None:
             return
         if kind.bytes == b"state" and rest and rest[0].bytes.isdigit():
-            held = line.refs.get(int(rest[0].bytes))
+            held = agent.states.find(int(rest[0].bytes))
             if held is not None:
                 held.packed = b"".join(part.buffer for part in rest[1:])
         elif kind.bytes == b"leaving":  # its states came before
-            line.has_left = True
-            self.end(line)
-            self._drop_line(line)
+            agent.has_left = True
+            self.end(agent)
+            self._drop_agent(agent)
         elif kind.bytes == b"answer":
             try:
                 number, value, error, packed = decode_message(rest)
             except Exception as cause:  # what a broken pickle raises: this agent is unusable
-                self.end(line, f"its answer cannot be read: {text_of(cause)}")
-                self._drop_line(line)
+                self.end(agent, f"its answer cannot be read: {text_of(cause)}")
+                self._drop_agent(agent)
                 return
             with self._lock:  # `mark_lost` may be called by another thread
-                future, _, ref = line.pending.pop(number, (None, None, None))
+                future, _, ref = agent.pending.pop(number, (None, None, None))
             if future is None:
                 return
             if packed is not None and ref is not None:
@@ -384,12 +410,12 @@ class Hub:
         if fd in self._cut:
             return
         with self._lock:
-            line = self._expected.get(number) or Line(self, number)
-            line.connect(peer, fd, str(frame.get("Peer-Address")), hello)
+            agent = self._expected.get(number) or RemoteAgent(self, number)
+            agent.connect(peer, fd, str(frame.get("Peer-Address")), hello)
             self._expected.pop(number, None)
             self._socket.send([peer, b"welcome"])
-            for frames in line.early:
+            for frames in agent.early:
                 self._socket.send([peer, *frames])
-            line.early.clear()
-            self._lines[peer] = line
+            agent.early.clear()
+            self._agents[peer] = agent
             self._lock.notify_all()

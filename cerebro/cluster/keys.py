@@ -23,10 +23,8 @@ from cerebro.errors import InputError
 from cerebro.machine.imports import import_extra
 
 KEY_BYTES = 32
-VARIABLE = "CEREBRO_CLUSTER_KEY"
-"""Environment variable of agents: the key, hexadecimal."""
-OTHERS = 0o027
-"""Permissions that a key should not have: any for others, and writing for the group."""
+VARIABLE = "CEREBRO_CLUSTER_KEY"  # environment variable of agents: the key, hexadecimal
+OTHERS = 0o027  # permissions that a key should not have: any for others, and writing for the group
 
 
 def import_zmq() -> Any:
@@ -58,10 +56,7 @@ def _derive_secret(key: bytes, purpose: bytes) -> bytes:
 
 
 def parse_key(text: str, source: str) -> bytes:
-    """Return the key in a text.
-
-    Raises InputError, which names `source` and does not show the text.
-    """
+    """Return the key in a text; raise InputError, which names `source` and hides the text."""
     with contextlib.suppress(ValueError):
         key = bytes.fromhex(text.strip())
         if len(key) == KEY_BYTES:
@@ -96,10 +91,7 @@ def read_key_file(path: Path, *, create: bool = False) -> bytes:
 
 
 def parse_address(text: Any, source: str) -> tuple[str, int]:
-    """Return the host, without brackets, and the port of ``host:port``.
-
-    Raises InputError, which names `source`.
-    """
+    """Return the host, without brackets, and the port of ``host:port``; may raise InputError."""
     host, _, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -118,23 +110,14 @@ def format_address(host: str, port: int) -> str:
 class Ticket:
     """The data that an agent needs to join a run. It contains the key, so keep it secret."""
 
-    address: str
-    """``host:port`` of the coordinator."""
+    address: str  # ``host:port`` of the coordinator
     key: bytes = field(repr=False)
     variables: Mapping[str, str | None] = field(default_factory=dict)
     """Environment variables to set for the agent's program; None: to remove."""
-    listen: str = "0.0.0.0"
-    """The address of its machine at which it serves states to other agents."""
+    listen: str = "0.0.0.0"  # the address of its machine at which it serves states to other agents
 
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "address": self.address,
-                "key": self.key.hex(),
-                "variables": {**self.variables},
-                "listen": self.listen,
-            }
-        )
+        return json.dumps({**vars(self), "key": self.key.hex()})
 
     @classmethod
     def from_json(cls, text: str) -> Ticket:

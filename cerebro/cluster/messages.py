@@ -18,84 +18,56 @@ from cerebro.worker.messages import Event
 class NodeReport:
     """An agent's description of its node."""
 
-    node: str
-    """The node's number in the cluster, hexadecimal."""
-    host: str
-    place: str
-    """The identity of its cache folder; agents that share the folder have the same."""
-    pid: int
-    machine: str
-    """The identity of its machine, as in the hello of agents."""
-    cores: int
-    environment: Mapping[str, Any]
-    """See `cerebro.machine.environment.describe`."""
+    node: str  # the node's number in the cluster, hexadecimal
+    host: str  # containers of one machine have names of their own, and other limits
+    place: str  # the identity of its cache folder; agents that share the folder have the same
+    machine: str  # the identity of its machine, as in the hello of agents
+    environment: Mapping[str, Any]  # see `cerebro.machine.environment.describe`
     shares_run: bool
     """Whether it sees the run's folder at the same path, and writes there as the script does."""
-    at: tuple[str | None, ...] = ()
-    """The path at which it can read each dataset; None: it cannot."""
-    gpu: str = ""
-    """The model of the worker's GPU, if it uses one."""
-    no_gpu: str = ""
-    """Why the worker's GPU cannot be used."""
+    at: tuple[str | None, ...] = ()  # the path at which it can read each dataset; None: it cannot
+    gpu: str = ""  # the model of the worker's GPU, if it uses one
+    no_gpu: str = ""  # why the worker's GPU cannot be used
 
     @property
     def name(self) -> str:
         """The node's name in messages."""
         return f"{self.host} ({self.node[:8]})"
 
-    def is_local_to(self, other: NodeReport) -> bool:
-        """Return whether both are on one machine, and share its memory and cores.
-
-        Containers of one machine have separate names and limits.
-        """
-        return (self.machine, self.host) == (other.machine, other.host)
-
 
 @dataclass(frozen=True)
 class DataAt:
     """A view of a dataset on a node."""
 
-    spec: Mapping[str, Any]
-    """The result of `Dataset.spec`, with the path on the node."""
-    in_parts: bool
-    """Whether the node has only some shards."""
+    spec: Mapping[str, Any]  # the result of `Dataset.spec`, with the path on the node
+    in_parts: bool  # whether the node has only some shards
 
 
 @dataclass(frozen=True)
 class Begin:
     """The description of a run for a worker."""
 
-    build: bytes
-    """A pickle for its process."""
-    settings: Mapping[str, Any]
-    """Fields of the coordinator's `RunContext`."""
+    build: bytes  # a pickle for its process
+    settings: Mapping[str, Any]  # fields of the coordinator's `RunContext`
     train: DataAt
     validation: DataAt | None
-    shares_run: bool
-    """Whether the worker writes states and logs into the run's folder."""
-    path: tuple[str, ...]
-    """The coordinator's `sys.path`; only entries that exist are used."""
-    argv: tuple[str, ...]
-    """The coordinator's arguments."""
-    directory: str
-    """The coordinator's working directory, which is used if it exists."""
-    workers_here: int
-    """Workers on this node's machine, which share its memory and cores."""
+    shares_run: bool  # whether the worker writes states and logs into the run's folder
+    path: tuple[str, ...]  # the coordinator's `sys.path`; only entries that exist are used
+    argv: tuple[str, ...]  # the coordinator's arguments
+    directory: str  # the coordinator's working directory, which is used if it exists
+    workers_here: int  # workers on this node's machine, which share its memory and cores
     folds: Mapping[str, Any] | None = None
     """The folds of the training data, as from `Folds.to_json`."""
-    gpu_share: float = 0.0
-    """The share of a GPU that the cluster has given the worker."""
+    gpu_share: float = 0.0  # the share of a GPU that the cluster has given the worker
 
 
 @dataclass(frozen=True)
 class StateIn:
     """The state that a unit begins with."""
 
-    ref: Any
-    """A reference to its bytes; see `cerebro.cluster.blobs.Blob`."""
+    ref: Any  # a reference to its bytes; see `cerebro.cluster.blobs.Blob`
     state_hash: str
-    agent: str = ""
-    """The number of the agent that holds it; empty: the coordinator."""
+    agent: str = ""  # the number of the agent that holds it; empty: the coordinator
     is_clone: bool = False
 
 
@@ -103,38 +75,29 @@ class StateIn:
 class JobResult:
     event: Event | None
     """None: the task's first state could not be fetched, or the task was dropped."""
-    missing: str = ""
-    """Why it could not be fetched."""
-    is_full: bool = False
-    """Whether it could not be stored because the node's disk is full."""
+    missing: str = ""  # why it could not be fetched
+    is_full: bool = False  # whether it could not be stored because the node's disk is full
     is_dropped: bool = False
     """Whether it was queued, and the unit before it did not succeed or the agent leaves."""
     log: bytes = b""
     """The trial's output since the last result, unless the worker writes it into the run."""
-    fetched: int = 0
-    """Bytes of the state that was fetched for the task."""
+    fetched: int = 0  # bytes of the state that was fetched for the task
 
 
 @dataclass
 class Traffic:
     """The data moved so far, in bytes."""
 
-    data_bytes: int = 0
-    """Bytes of shards and validation rows, from the coordinator to nodes."""
+    data_bytes: int = 0  # bytes of shards and validation rows, from the coordinator to nodes
     shards: dict[tuple[str, int], int] = field(default_factory=dict)
     """The number of times that each shard was sent to a place; -1 means the validation rows."""
-    state_bytes: int = 0
-    """Bytes of states, from worker to worker."""
-    states: int = 0
-    """The number of these states."""
-    kept_bytes: int = 0
-    """Bytes of states at epochs' ends, to the coordinator."""
-    made_bytes: int = 0
-    """Bytes of shards that nodes have made, to the coordinator."""
+    state_bytes: int = 0  # bytes of states, from worker to worker
+    states: int = 0  # the number of these states
+    kept_bytes: int = 0  # bytes of states at epochs' ends, to the coordinator
+    made_bytes: int = 0  # bytes of shards that nodes have made, to the coordinator
 
 
-PROTOCOL = 4
-"""Increased when messages change."""
+PROTOCOL = 5  # increased when messages change
 
 
 def list_versions() -> dict[str, str]:

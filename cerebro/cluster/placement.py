@@ -1,4 +1,4 @@
-"""Decide which shards go to which nodes, and which GPUs to which workers; nothing is moved here.
+"""Decide which shards go to which nodes; nothing is moved here.
 
 A *place* holds lots, shards that stay together (`cerebro.cluster.supply`): it is the cache folder
 of a node, which all workers of the node read. Each lot is assigned to the place with the fewest
@@ -8,117 +8,15 @@ give a place more than its share.
 During the run, slow places are relieved, and new ones get work: `choose_lot_to_copy` names
 one lot to copy to a different place, so that its units can also run there. Copies are never
 removed, because they are harmless.
-
-Ray, a batch system or an engine starts an agent and assigns its GPU. Code here never chooses
-between GPUs: an agent that sees several and was not told which one to use is refused.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from cerebro.errors import DeviceError, InputError
-from cerebro.machine import devices
-from cerebro.machine.devices import CPU, Device, Found, restrict_visible
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-AUTO = "auto"
-"""The device of an agent that uses a GPU if the search needs one."""
-
-
-def check_gpus(gpus: Any) -> float:
-    """Return the share of a GPU that each worker gets; None gives 0.
-
-    Raises InputError unless it is a number above 0 and at most 1.
-    """
-    if gpus is None:
-        return 0.0
-    if isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not gpus > 0:
-        raise InputError(
-            f"gpus must be 1, or the fraction of a GPU that each worker uses, such as 0.5, not "
-            f"{gpus!r}: leave it out to train on the CPU"
-        )
-    if gpus > 1:
-        raise InputError(
-            f"gpus={gpus!r}: a worker uses one GPU, or a fraction of one: give gpus=1, and as many "
-            "workers as there are GPUs"
-        )
-    return float(gpus)
-
-
-def count_fitting_workers(gpus: float, share: float) -> int:
-    return int(gpus) * int(1 / share + 1e-9)
-
-
-def get_gpu(found: Found, index: int) -> Device:
-    """Return a GPU of this machine; raise DeviceError if it does not exist."""
-    if index >= len(found.devices):
-        raise DeviceError(found.problem or f"there is no GPU {index}")
-    return found.devices[index]
-
-
-def find_own_gpu(device: str) -> Device:
-    """Return the GPU of this agent.
-
-    `device` is the agent's ``--device``: "auto" or "cuda" for the only GPU that it sees, a name
-    such as "cuda:1", or "cpu". Raises DeviceError if the agent has no usable GPU, or was not told
-    which one is its own.
-    """
-    if device == CPU:
-        raise DeviceError("its agent was started with --device cpu")
-    gpus = devices.lookup()
-    _, _, index = device.partition(":")
-    if not index and len(gpus.devices) > 1:
-        raise DeviceError(
-            f"its agent sees {len(gpus.devices)} GPUs and was not told which one is its own: "
-            f"start it with --device cuda:0 and so on, or with one of them in {VISIBLE}"
-        )
-    return get_gpu(gpus, int(index or 0))
-
-
-def format_visible_gpu(index: int) -> str:
-    """Return ``CUDA_VISIBLE_DEVICES`` for a process that sees only one of this process's GPUs.
-
-    Raises InputError if the variable names fewer.
-    """
-    visible = os.environ.get(VISIBLE)
-    try:
-        return restrict_visible(index, visible)
-    except IndexError:
-        raise InputError(
-            f"there is no GPU {index} for an agent here: {VISIBLE} is {visible!r}"
-        ) from None
-
-
-def assign_gpus(workers: int | None, share: float) -> list[dict[str, str]]:
-    """Return the variables that give each agent on this machine its GPU.
-
-    With ``workers=None`` there are as many agents as fit. Raises InputError if there is no GPU
-    here, or the agents do not fit.
-    """
-    gpus = devices.lookup()
-    if not gpus.devices:
-        raise InputError(
-            f"gpus={share:g}: no GPU can be used here ({gpus.problem}); leave gpus= out, or run "
-            "`python -m cerebro doctor` to see what is missing"
-        )
-    room = count_fitting_workers(len(gpus.devices), share)
-    count = room if workers is None else workers
-    if count > room:
-        raise InputError(
-            f"{count} worker(s) with {share:g} GPU each do not fit on this machine, which has "
-            f"{len(gpus.devices)}: ask for fewer workers=, or for smaller parts with gpus="
-        )
-    return [{VISIBLE: gpus.devices[i % len(gpus.devices)].visible} for i in range(count)]
-
-
-PIECES = 16
-"""The parts into which a lot at several places is divided to estimate their work."""
-MARGIN = 1.15
-"""A place is relieved when its work exceeds its share by this factor."""
+PIECES = 16  # the parts into which a lot at several places is divided to estimate their work
+MARGIN = 1.15  # a place is relieved when its work exceeds its share by this factor
 
 
 @dataclass
@@ -126,8 +24,7 @@ class Placement:
     """The lots of a run, with their rows, and their places."""
 
     rows: Sequence[int]
-    workers: dict[int, str] = field(default_factory=dict)
-    """The place of each worker."""
+    workers: dict[int, str] = field(default_factory=dict)  # the place of each worker
     lots: dict[str, set[int]] = field(default_factory=dict)
     """The lots that each place has or will have."""
 
@@ -160,11 +57,7 @@ class Placement:
     def assign_lots(
         self, replicas: int = 1, cached: Mapping[str, Collection[int]] | None = None
     ) -> dict[str, list[int]]:
-        """Distribute the lots; return those of each place.
-
-        Each lot gets `replicas` places, at most all. `cached` has the lots that places already
-        have.
-        """
+        """Return each place's lots: each lot gets `replicas` places, first those in `cached`."""
         places = self._count_workers()
         order = list(places)
         copies = min(replicas, len(places))
@@ -193,10 +86,7 @@ class Placement:
     def choose_lot_to_copy(
         self, speeds: Mapping[int, float] | None = None
     ) -> tuple[int, str] | None:
-        """Return a lot and the place to copy it to; None if no place needs relief.
-
-        `speeds` are relative rows per second of each worker, 1 if unknown.
-        """
+        """Return a lot and the place to copy it to, if one needs relief; `speeds` are relative."""
         places = self._count_workers(speeds)
         if len(places) < 2:
             return None

@@ -26,8 +26,7 @@ from cerebro.machine.wake_pipe import WakePipe, wait_for
 
 LOAN_SECONDS = 0.02
 """How long a borrower that has stopped waiting keeps the socket: it usually waits again at once."""
-LOOK_SECONDS = 0.1
-"""How often the background thread checks whether the socket is back."""
+LOOK_SECONDS = 0.1  # how often the background thread checks whether the socket is back
 
 
 class SharedSocket:
@@ -154,8 +153,6 @@ class SharedSocket:
             self._socket.disable_monitor()  # else it would write to the monitor's other end
             self._monitor.close()
             self._socket.close()
-
-    # --- inside ----------------------------------------------------------------
 
     @property
     def _is_lent(self) -> bool:

@@ -8,11 +8,7 @@ states are, too. The trial then returns to its other state and repeats the units
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import cerebro._core as _core
-from cerebro.errors import CorruptDataError
 
 CARRIED_BYTES = 65_536
 """States up to this size travel in messages: the coordinator holds them, and they survive the loss
@@ -23,13 +19,10 @@ of an agent."""
 class HeldState:
     """A packed state at an agent."""
 
-    position: int
-    """The number of units done before it."""
+    position: int  # the number of units done before it
     ref: Any
-    node: str
-    """The node that made it."""
-    agent: str
-    """The number of the agent there that holds it."""
+    node: str  # the node that made it
+    agent: str  # the number of the agent there that holds it
     worker: int
     state_hash: str
     nbytes: int
@@ -45,6 +38,7 @@ class HeldStates:
 
     def __init__(self) -> None:
         self._states: dict[int, list[HeldState]] = {}
+        self._keeping: dict[int, int] = {}  # trial -> position of a state that is being written
 
     def add(self, trial: int, state: HeldState) -> None:
         """Add the state of a unit; of the older ones, keep the newest from elsewhere."""
@@ -78,24 +72,23 @@ class HeldStates:
         self._states.pop(trial, None)
 
     @property
-    def nbytes(self) -> int:
-        return sum(state.nbytes for states in self._states.values() for state in states)
+    def is_keeping(self) -> bool:
+        """Whether a state is being written into the run's folder."""
+        return bool(self._keeping)
+
+    def begin_keeping(self, trial: int, state: HeldState) -> None:
+        self._keeping[trial] = state.position
+
+    def end_keeping(self, trial: int, state: HeldState) -> bool:
+        """Note that a state was written; return whether no later one of the trial is."""
+        if self._keeping.get(trial) != state.position:
+            return False
+        del self._keeping[trial]
+        return True
 
 
-STATE_SECONDS = 300.0
-"""The time within which a state must arrive from a different agent."""
+STATE_SECONDS = 300.0  # the time within which a state must arrive from a different agent
 
 
 class StateGone(Exception):
     """A state is lost."""
-
-
-def write_checked_state(packed: Any, state_hash: str, path: Path) -> None:
-    """Write a fetched state to a file.
-
-    Raises CorruptDataError if the state is damaged, OSError if the file cannot be written.
-    """
-    if _core.hash_state(packed) != state_hash:
-        raise CorruptDataError("its hash differs")
-    with path.open("wb") as file:
-        file.write(packed)

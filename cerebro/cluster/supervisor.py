@@ -17,16 +17,18 @@ import shutil
 import sys
 import tempfile
 import threading
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import cerebro._core as _core
+from cerebro.cluster.blobs import Fetcher
+from cerebro.cluster.engine import find_own_gpu
 from cerebro.cluster.messages import Begin, DataAt, JobResult, NodeReport, StateIn, read_machine_id
 from cerebro.cluster.opaque_pickle import Sent
+from cerebro.cluster.shared_socket import LOAN_SECONDS, SharedSocket
 from cerebro.cluster.states import StateGone
 from cerebro.data import Dataset
 from cerebro.data.cache import Cache, cache_folder
@@ -46,7 +48,6 @@ from cerebro.machine import environment, resources
 from cerebro.machine.devices import Device, is_gpu
 from cerebro.machine.files import is_full
 from cerebro.machine.objects import Objects
-from cerebro.machine.resources import available_memory
 from cerebro.run.states import CloneOf, KeptState, remove_slots, slots_stem
 from cerebro.worker.messages import (
     CheckDone,
@@ -68,36 +69,216 @@ class LateCall(Exception):
     """The task came after a later one of the same trial."""
 
 
-class Supervisor(ABC):
-    """One worker on a node; subclasses implement what depends on the cluster."""
+class AgentProcess:
+    """The worker process of an agent, and the unit that is queued at it.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._cache: Cache | None = None
-        self._opening = threading.Lock()  # two caches of one process would have two scratch folders
+    The thread that waits for the process also handles the messages of the agent's `socket`.
+    """
+
+    def __init__(self, socket: SharedSocket) -> None:
+        self.is_leaving = False  # whether no more units are passed on
+        self.is_ending = False
+        self._socket = socket
         self._local: LocalExecutor | None = None
-        self._inner = -1  # the process's number in the local executor
-        self._trouble = "the worker has not been started"
-        self._data_trouble = False
-        self._dispatched: dict[int, int] = {}
-        self._done: tuple[int, int] | None = None  # the last task, if it was a unit that is done
+        self._number = -1  # in the local executor
         self._offered: Task | None = None  # a queued task that the process has not got yet
         self._passed: Task | None = None  # the one that it has got while it runs the task before
         self._answers: deque[Event] = deque()  # of the process, not taken yet
         self._runner = 0  # the thread in `run`
-        self.is_leaving = False
-        self.is_ending = False
+
+    @property
+    def is_started(self) -> bool:
+        return self._local is not None
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether the process goes on with another unit by itself."""
+        return self._passed is not None
+
+    def start(self, context: RunContext, gpu: Device | None) -> None:
+        self._local = LocalExecutor(1, context.threads, fresh=True, seats=[gpu], fork=False)
+        (self._number,) = self._local.start(context)
+
+    def restart(self) -> None:
+        """Start another process; there is none if this raises CerebroError."""
+        if self._local is not None:
+            try:
+                self._number = self._local.replace(self._number)
+            except CerebroError:
+                self._local = None
+                raise
+
+    def cancel(self) -> None:
+        if self._local is not None:
+            with contextlib.suppress(KeyError):
+                self._local.cancel(self._number)
+
+    def offer(self, task: Job) -> None:
+        """Queue a unit if the process runs the unit before; `run` then awaits the answer.
+
+        May be called by another thread than `run`.
+        """
+        if isinstance(task, Task) and task.after is not None:
+            self._offered = task
+            if threading.get_ident() != self._runner:
+                self._socket.wake()
+
+    def run(self, task: Job) -> Event:
+        """Run a task, or await it if it was passed on; return its event."""
+        assert self._local is not None
+        self._runner = threading.get_ident()
+        passed, self._passed = self._passed, None
+        if passed is None and not self.is_ending:
+            self._local.submit(self._number, task)
+        while not self._answers:
+            if self.is_ending:
+                raise WorkerError("the worker's supervisor ends")
+            self._answers.extend(self._wait(self._local, task))
+        event = self._answers.popleft()
+        if not isinstance(event, UnitDone):
+            self._passed = None  # the process has dropped it
+        return event
+
+    def _wait(self, local: LocalExecutor, running: Job) -> Sequence[Event]:
+        """Queue the offered unit, and return the process's events; none after a wake-up."""
+        try:
+            self._socket.borrow()  # before it looks for an offer: the next one then wakes it
+            self._pass_on(local, running)
+            events = local.wait(wake=self._socket)
+        finally:
+            self._socket.borrow(LOAN_SECONDS)
+        if not events:
+            self._socket.handle_messages()
+        return events
+
+    def _pass_on(self, local: LocalExecutor, running: Job) -> None:
+        offered = self._offered
+        if not isinstance(running, Task) or offered is None:
+            return
+        if self._passed is not None or self.is_leaving:
+            return
+        if offered.may_follow(running.identity):
+            self._passed = offered
+            local.queue(self._number, offered)
+
+    def stop(self) -> None:
+        """Have `run` end soon; the process runs on."""
+        self.is_ending = True  # before the wake-up: `run` checks it after each one
+        self._socket.wake()
+
+    def close(self) -> None:
+        """End the process. No other thread may be in `run`, which uses what is closed here."""
+        if self._local is not None:
+            self._local.close(kill=True)
+            self._local = None
+
+
+class TrialFiles:
+    """What trials leave in a folder of the agent: slots with their states, and output.
+
+    `log_dir` has the files with output that is to be sent; None: it is written into the run.
+    """
+
+    def __init__(self, state_dir: Path, log_dir: Path | None) -> None:
+        self.state_dir = state_dir
+        self._log_dir = log_dir
         self._log_bytes: dict[int, int] = {}  # by trial: the output in its file that was taken
         self._made: dict[int, int] = {}  # positions of the states in the slots here
         self._slots: dict[int, _core.Slots] = {}
+
+    def has_state(self, task: Task) -> bool:
+        """Whether the state with which a unit begins was made here."""
+        return self._made.get(task.trial) == task.position
+
+    def write_state(self, task: Task, state: StateIn, packed: Any) -> Task:
+        """Write a state to a file for the process; the file and its memory pages are reused."""
+        file = self.state_dir.parent / "state.in"
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
+        with open(fd, "wb") as out:  # noqa: PTH123
+            out.write(packed)
+            out.truncate()
+        if state.is_clone:
+            return replace(task, clone_of=CloneOf(str(file), state.state_hash))
+        return replace(task, origin=KeptState(str(file), state.state_hash))
+
+    def map_state(self, task: Task) -> Any:
+        """Return the state that a unit has left, as a buffer that maps the slot."""
+        slots = self._slots.get(task.trial)
+        if slots is None:
+            slots = _core.Slots(slots_stem(self.state_dir, task.trial), False)
+            self._slots[task.trial] = slots
+        packed = slots.view(task.position + 1)
+        self._made[task.trial] = task.position + 1
+        return packed
+
+    def take_log(self, trial: int, *, goes_on: bool) -> bytes:
+        """Return the trial's new output; `goes_on`: the process is writing more of it."""
+        if self._log_dir is None:
+            return b""
+        file = self._log_dir / f"{trial}.log"
+        before = self._log_bytes.pop(trial, 0)
+        try:
+            with file.open("rb") as log:
+                log.seek(before)
+                text = log.read()
+            if goes_on:
+                self._log_bytes[trial] = before + len(text)
+            else:
+                file.unlink()
+        except FileNotFoundError:
+            return b""
+        if len(text) > MAX_LOG_BYTES:
+            half = MAX_LOG_BYTES // 2
+            gap = f"\n... {len(text) - MAX_LOG_BYTES} bytes ...\n".encode()
+            text = text[:half] + gap + text[-half:]
+        return text
+
+    def forget(self, trial: int) -> None:
+        self._made.pop(trial, None)
+        slots = self._slots.pop(trial, None)
+        if slots is not None:
+            slots.close()
+        remove_slots(self.state_dir, trial)
+
+    def close(self) -> None:
+        for trial in list(self._slots):
+            self.forget(trial)
+
+
+class Supervisor:
+    """One worker on a node.
+
+    `number` is the agent's; `node` is the id of its node if nodes can have several agents.
+    `fetcher` fetches the states of other agents. `find_gpu` returns the worker's GPU, or raises
+    DeviceError if it cannot be used.
+    """
+
+    def __init__(
+        self,
+        number: str,
+        fetcher: Fetcher,
+        socket: SharedSocket,
+        *,
+        node: str = "",
+        find_gpu: Callable[[], Device] = find_own_gpu,
+    ) -> None:
+        self.process = AgentProcess(socket)
+        self.fetcher = fetcher
+        self._node = node or number
+        self._find_gpu = find_gpu
+        self._lock = threading.Lock()
+        self._cache: Cache | None = None
+        self._opening = threading.Lock()  # two caches of one process would have two scratch folders
+        self._files = TrialFiles(Path(os.devnull), None)  # until the run begins: no folder
+        self._trouble: Exception = WorkerError("the worker has not been started")
+        self._dispatched: dict[int, int] = {}
+        self._done: tuple[int, int] | None = None  # the last task, if it was a unit that is done
         self._ended: set[int] = set()  # trials of which the process must still be told
-        self._gone: set[str] = set()
-        self._shares_run = True
-        self._folder = Path()
+        self._gone: set[str] = set()  # agents
 
     # The coordinator calls most public methods by name, with messages: `agent.call("begin", ...)`
-    # or `agent.control("receive", ...)` in executor.py, supply.py, admission.py and hub.py of this
-    # folder. `Agent._begin_call` looks the names up.
+    # or `agent.control("receive", ...)` in executor.py, supply.py and admission.py of this folder.
+    # `Agent._begin_call` looks the names up.
 
     # --- before a run ------------------------------------------------------
 
@@ -120,12 +301,10 @@ class Supervisor(ABC):
             except DeviceError as error:
                 no_gpu = text_of(error)
         return NodeReport(
-            node=self._get_node_id(),
+            node=self._node,
             host=os.uname().nodename,
             place=self._the_cache.place,
-            pid=os.getpid(),
             machine=read_machine_id(),
-            cores=resources.usable_cores(),
             environment=environment.describe(threads),
             shares_run=_writes_like_its_owner(token),
             at=tuple(_find_data(paths, checksum) for paths, checksum in data),
@@ -147,10 +326,7 @@ class Supervisor(ABC):
             self._the_cache.finish(checksum, shard)
 
     def pull(self, url: str, checksum: str, shards: Sequence[int]) -> int:
-        """Copy shards from object storage into the cache; return the number of bytes.
-
-        Does not block other calls.
-        """
+        """Copy shards from object storage, while other calls go on; return the number of bytes."""
         return self._the_cache.pull(Objects(url), checksum, shards)
 
     def forget_damaged(self, checksum: str, shards: Sequence[int]) -> None:
@@ -164,8 +340,7 @@ class Supervisor(ABC):
         try:
             self._begin(begin)
         except Exception as error:
-            self._trouble = text_of(error)
-            self._data_trouble = isinstance(error, CorruptDataError)
+            self._trouble = error
 
     def _begin(self, begin: Begin) -> None:
         for entry in begin.path:  # the coordinator's import path, as far as it exists here
@@ -177,16 +352,15 @@ class Supervisor(ABC):
         for data in (begin.train, begin.validation):
             if data is not None and data.in_parts:
                 self._the_cache.use(Path(data.spec["path"]).name)
-        self._folder = self._the_cache.scratch()
-        self._shares_run = begin.shares_run
+        folder = self._the_cache.scratch()
         threads = int(begin.settings["threads"])
         settings = dict(begin.settings)
         for name, sub in (("state_dir", "slots"), ("epoch_dir", "epochs"), ("log_dir", "trials")):
             if name == "state_dir" or not begin.shares_run:
-                (self._folder / sub).mkdir(exist_ok=True)
-                settings[name] = str(self._folder / sub)
+                (folder / sub).mkdir(exist_ok=True)
+                settings[name] = str(folder / sub)
         settings |= {
-            "live_bytes": available_memory() // (2 * begin.workers_here),
+            "live_bytes": resources.available_memory() // (2 * begin.workers_here),
             "loader_threads": int(resources.usable_cores() > begin.workers_here * threads),
         }
         train = _open_data(begin.train)
@@ -197,13 +371,13 @@ class Supervisor(ABC):
             folds=None if begin.folds is None else Folds.from_json(train, begin.folds),
             **settings,
         )
-        self._log_dir, self._state_dir = Path(context.log_dir), Path(context.state_dir)
-        seat = None
+        log_dir = None if begin.shares_run else Path(context.log_dir)
+        self._files = TrialFiles(Path(context.state_dir), log_dir)
+        gpu = None
         if is_gpu(context.device):
             gpu = self._find_gpu()
-            seat = replace(gpu, memory=int(gpu.memory * begin.gpu_share))
-        self._local = LocalExecutor(1, threads, fresh=True, seats=[seat], fork=False)
-        (self._inner,) = self._local.start(context)
+            gpu = replace(gpu, memory=int(gpu.memory * begin.gpu_share))
+        self.process.start(context, gpu)
 
     # --- units -------------------------------------------------------------
 
@@ -213,16 +387,15 @@ class Supervisor(ABC):
         Raises WorkerError if there is no process, and LateCall if a later task of the same trial
         arrived before.
         """
-        self._runner = threading.get_ident()
-        if self._local is None and self._data_trouble:
-            return JobResult(_make_data_failure(task, self._trouble)), None
-        if self._local is None:
-            raise WorkerError(self._trouble)
+        if not self.process.is_started:
+            if isinstance(self._trouble, CorruptDataError):
+                return JobResult(_make_data_failure(task, text_of(self._trouble))), None
+            raise WorkerError(text_of(self._trouble))
         if isinstance(task, ShardTask):
             self._the_cache.make_room(task.nbytes)
         if not isinstance(task, Task):
-            return JobResult(self._carry_out(task)), None
-        if not task.may_follow(self._done) or (task.after is not None and self.is_leaving):
+            return JobResult(self.process.run(task)), None
+        if not task.may_follow(self._done) or (task.after is not None and self.process.is_leaving):
             return JobResult(None, is_dropped=True), None
         self._done = None
         if task.dispatch <= self._dispatched.get(task.trial, -1):
@@ -231,11 +404,11 @@ class Supervisor(ABC):
         self._ended.update(task.ended)
         self._ended.discard(task.trial)
         fetched = 0
-        if state is not None and self._made.get(task.trial) != task.position:
+        if state is not None and not self._files.has_state(task):
             try:
                 packed = self._fetch(state)
                 fetched = len(packed)
-                task = self._write_state(task, state, packed)
+                task = self._files.write_state(task, state, packed)
                 del packed
             except StateGone as error:
                 return JobResult(None, str(error)), None
@@ -246,60 +419,48 @@ class Supervisor(ABC):
         # Not before the state is here: without this task, the process would keep slots without
         # files, and write the trial's next state where it is not looked for.
         ended = tuple(sorted(self._ended))
-        if self._passed is None and (task.after is not None or task.ended != ended):
+        if not self.process.has_queue and (task.after is not None or task.ended != ended):
             task = replace(task, ended=ended, after=None)
         for trial in ended:
-            self._forget(trial)
+            self._files.forget(trial)
         self._ended.clear()
-        event = self._carry_out(task)
+        event = self.process.run(task)
         packed = None
         if isinstance(event, UnitDone):
-            packed = self._map_state(task)
+            packed = self._files.map_state(task)
             self._done = task.identity
-            self._made[task.trial] = task.position + 1
         elif isinstance(event, UnitFailed) and event.kind == "data":
             del self._dispatched[task.trial]  # the unit is sent again once the data is here
-        return JobResult(event, log=self._take_log(task.trial), fetched=fetched), packed
+        log = self._files.take_log(task.trial, goes_on=self.process.has_queue)
+        return JobResult(event, log=log, fetched=fetched), packed
 
-    def offer(self, task: Job) -> None:
-        """Queue a unit at the process if it runs the unit before; `run` then awaits the answer.
-
-        May be called by another thread than `run`.
-        """
-        if isinstance(task, Task) and task.after is not None:
-            self._offered = task
-            if threading.get_ident() != self._runner:
-                self._wake_runner()
-
-    @property
-    def has_queue(self) -> bool:
-        """Whether the process goes on with another unit by itself."""
-        return self._passed is not None
+    def _fetch(self, state: StateIn) -> Any:
+        """Return a packed state; raise StateGone if it is lost."""
+        return self.fetcher.fetch(
+            state.ref, lambda: self.process.is_ending or state.agent in self._gone
+        )
 
     def read_piece(self, shard: int, name: str, offset: int, size: int) -> bytes:
-        with (self._state_dir / shard_folder(shard) / name).open("rb") as file:
+        with (self._files.state_dir / shard_folder(shard) / name).open("rb") as file:
             file.seek(offset)
             return file.read(size)
 
     def drop_made(self, shard: int) -> None:
-        shutil.rmtree(self._state_dir / shard_folder(shard), ignore_errors=True)
+        shutil.rmtree(self._files.state_dir / shard_folder(shard), ignore_errors=True)
 
     def keep_made(self, manifest: bytes, shards: Sequence[int]) -> None:
         """Move the files of `ShardTask`s into the cache, as shards of the finished dataset."""
         with self._lock:
-            self._the_cache.adopt(self._state_dir, manifest, shards)
+            self._the_cache.adopt(self._files.state_dir, manifest, shards)
 
     def restart(self) -> None:
-        if self._local is not None:
-            try:
-                self._inner = self._local.replace(self._inner)
-            except CerebroError as error:
-                self._local, self._trouble = None, text_of(error)
+        try:
+            self.process.restart()
+        except CerebroError as error:
+            self._trouble = error
 
     def cancel(self) -> None:
-        if self._local is not None:
-            with contextlib.suppress(KeyError):
-                self._local.cancel(self._inner)
+        self.process.cancel()
 
     def mark_agent_lost(self, agent: str) -> None:
         self._gone.add(agent)
@@ -310,53 +471,18 @@ class Supervisor(ABC):
 
     def stop(self) -> None:
         """Have other threads end their calls soon; the process runs on."""
-        self.is_ending = True  # before the wake-up: `run` checks it after each one
+        self.process.stop()
         with self._opening:
             if self._cache is not None:
                 self._cache.stop()
-        self._wake_runner()
-
-    def end_process(self) -> None:
-        """End the process. No other thread may be in `run`, which uses what is closed here."""
-        if self._local is not None:
-            self._local.close(kill=True)
-            self._local = None
 
     def end(self) -> None:
-        """End the process, as `end_process` does, and remove its files."""
-        self.end_process()
-        for trial in list(self._slots):
-            self._forget(trial)
+        """End the process, as `AgentProcess.close` does, and remove its files."""
+        self.process.close()
+        self._files.close()
         if self._cache is not None:
             with self._lock:  # the cache is not receiving a shard
                 self._cache.close()
-
-    # --- what the cluster does -----------------------------------------------
-
-    @abstractmethod
-    def _get_node_id(self) -> str:
-        """Return the node's id in the cluster."""
-
-    @abstractmethod
-    def _fetch(self, state: StateIn) -> Any:
-        """Return a packed state; raise StateGone if it is lost."""
-
-    @abstractmethod
-    def _wait(self, local: LocalExecutor, running: Job) -> Sequence[Event]:
-        """Queue the offered unit (`_queue_offered_unit`), and return the process's events.
-
-        Returns none after `_wake_runner`.
-        """
-
-    @abstractmethod
-    def _wake_runner(self) -> None:
-        """Have `_wait` return; may be called by another thread."""
-
-    def _find_gpu(self) -> Device:
-        """Return the worker's GPU; raise DeviceError if it cannot be used."""
-        raise DeviceError("this kind of cluster gives workers no GPU")
-
-    # --- inside ------------------------------------------------------------
 
     @property
     def _the_cache(self) -> Cache:
@@ -364,81 +490,6 @@ class Supervisor(ABC):
             if self._cache is None:
                 self._cache = Cache(cache_folder())
             return self._cache
-
-    def _carry_out(self, task: Job) -> Event:
-        """Run a task in the process, or await it if it was passed on; return its event."""
-        assert self._local is not None
-        passed, self._passed = self._passed, None
-        if passed is None and not self.is_ending:
-            self._local.submit(self._inner, task)
-        while not self._answers:
-            if self.is_ending:
-                raise WorkerError("the worker's supervisor ends")
-            self._answers.extend(self._wait(self._local, task))
-        event = self._answers.popleft()
-        if not isinstance(event, UnitDone):
-            self._passed = None  # the process has dropped it
-        return event
-
-    def _queue_offered_unit(self, running: Job) -> None:
-        assert self._local is not None
-        offered = self._offered
-        if not isinstance(running, Task) or offered is None:
-            return
-        if self._passed is not None or self.is_leaving:
-            return
-        if offered.may_follow(running.identity):
-            self._passed = offered
-            self._local.queue(self._inner, offered)
-
-    def _write_state(self, task: Task, state: StateIn, packed: Any) -> Task:
-        """Write a state to a file for the process; the file and its memory pages are reused."""
-        file = self._folder / "state.in"
-        fd = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
-        with open(fd, "wb") as out:  # noqa: PTH123
-            out.write(packed)
-            out.truncate()
-        if state.is_clone:
-            return replace(task, clone_of=CloneOf(str(file), state.state_hash))
-        return replace(task, origin=KeptState(str(file), state.state_hash))
-
-    def _map_state(self, task: Task) -> Any:
-        """Return the state that a unit has left, as a buffer that maps the slot."""
-        slots = self._slots.get(task.trial)
-        if slots is None:
-            slots = self._slots[task.trial] = _core.Slots(
-                slots_stem(self._state_dir, task.trial), False
-            )
-        return slots.view(task.position + 1)
-
-    def _forget(self, trial: int) -> None:
-        self._made.pop(trial, None)
-        slots = self._slots.pop(trial, None)
-        if slots is not None:
-            slots.close()
-        remove_slots(self._state_dir, trial)
-
-    def _take_log(self, trial: int) -> bytes:
-        """Return the trial's output, unless it is written into the run's folder."""
-        if self._shares_run:
-            return b""
-        file = self._log_dir / f"{trial}.log"
-        before = self._log_bytes.pop(trial, 0)
-        try:
-            with file.open("rb") as log:
-                log.seek(before)
-                text = log.read()
-            if self.has_queue:  # the process is writing more of it
-                self._log_bytes[trial] = before + len(text)
-            else:
-                file.unlink()
-        except FileNotFoundError:
-            return b""
-        if len(text) > MAX_LOG_BYTES:
-            half = MAX_LOG_BYTES // 2
-            gap = f"\n... {len(text) - MAX_LOG_BYTES} bytes ...\n".encode()
-            text = text[:half] + gap + text[-half:]
-        return text
 
 
 def _open_data(data: DataAt) -> Dataset:
@@ -469,10 +520,7 @@ def _find_data(paths: Sequence[str], checksum: str) -> str | None:
 
 
 def _writes_like_its_owner(folder: str) -> bool:
-    """Return whether files that this process makes in a folder belong to the folder's owner.
-
-    Otherwise the coordinator and this process might not be able to write each other's files.
-    """
+    """Return whether files that this process makes in a folder belong to its owner."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             return os.fstat(file.fileno()).st_uid == os.stat(folder).st_uid  # noqa: PTH116

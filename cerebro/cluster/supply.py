@@ -22,9 +22,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cerebro.cluster.agents import Agent, Cluster, Node, RemoteWorker
+from cerebro.cluster.hub import AgentError, Hub, Node, RemoteAgent, describe_cause
 from cerebro.cluster.messages import DataAt, NodeReport, Traffic
+from cerebro.cluster.opaque_pickle import Sent
 from cerebro.cluster.placement import Placement
+from cerebro.cluster.workers import RemoteWorker
 from cerebro.data import Dataset
 from cerebro.data.bucket import read_manifest_at
 from cerebro.data.cache import Cache, cache_folder
@@ -35,41 +37,50 @@ from cerebro.machine.files import is_plain_name, read_bytes
 from cerebro.machine.objects import Objects, StorageError
 from cerebro.worker.messages import RunContext
 
-BEGIN_SECONDS = 120.0
-"""The time within which a node must report its shards."""
+BEGIN_SECONDS = 120.0  # the time within which a node must report its shards
 
-EVERYWHERE = -1
-"""The number of the lot that all nodes get: the validation data."""
+EVERYWHERE = -1  # the number of the lot that all nodes get: the validation data
 
 
 class Supply:
     """The data of a run on the nodes of a cluster; see the module's docstring.
 
-    `lots` has the shards of each lot. Nodes read the data at `shared_path`, a path or a URL in
-    object storage; if it is None, shards are sent. `traffic` counts the bytes that are sent.
+    Nodes read the data at `shared_path`, a path or a URL in object storage; if it is None, shards
+    are sent, each to `replicas` places. `traffic` counts the bytes. `threads` send to several nodes
+    at a time.
     """
 
     def __init__(
         self,
-        cluster: Cluster,
+        hub: Hub,
         context: RunContext,
-        lots: Sequence[Sequence[int]],
         shared_path: Path | str | None,
+        replicas: int,
         traffic: Traffic,
+        threads: Threads,
     ) -> None:
-        self.arrived: dict[str, set[int]] = {}
-        """The lots that places have, and `EVERYWHERE`."""
-        self._lots = lots
+        self.derives = isinstance(context.build, Sent)  # whether the tasks are shards, not units
+        self.placement: Placement | None = None
+        """Which lots are where; None: all places read all data."""
+        self.arrived: dict[str, set[int]] = {}  # the lots that places have, and `EVERYWHERE`
         self._have: dict[str, set[int]] = {}  # the shards that places have
-        self._cluster = cluster
+        self._hub = hub
         self._context = context
-        self._shared_path = shared_path if isinstance(shared_path, Path) else None
-        self._shared_url = shared_path if isinstance(shared_path, str) else None
+        self._shared = shared_path
+        self._replicas = replicas
+        self._threads = threads
         self._pulling: dict[str, threading.Lock] = {}  # by place: one call at a time
         self._traffic = traffic
         self._lock = threading.Lock()
         self._cache: Cache | None = None
         self._written: Dataset | None = None  # the rows of the validation view
+
+    @cached_property
+    def _lots(self) -> Sequence[Sequence[int]]:
+        """The shards of each lot."""
+        if self.derives:
+            return [[shard] for shard in range(self._context.train.num_shards)]
+        return self._context.order().pools
 
     def close(self) -> None:
         if self._cache is not None:
@@ -78,10 +89,7 @@ class Supply:
     # --- data that nodes read without a copy -----------------------------------
 
     def list_data_paths(self, node: Node) -> list[tuple[list[str], str]]:
-        """Return each dataset's possible paths on a node, and its checksum.
-
-        Raises InputError if a dataset is not at the shared URL.
-        """
+        """Return each dataset's possible paths on a node, and its checksum, or raise InputError."""
         _ = self._urls  # here, in the thread that starts the run
         return [
             (self._paths(node, data), data.shards.manifest.checksum) for data in self._datasets()
@@ -93,21 +101,21 @@ class Supply:
         urls = {}
         for data in self._datasets():
             url = data.url
-            if url is None and self._shared_url is not None:
-                url = find_dataset_url(self._shared_url, data)
+            if url is None and isinstance(self._shared, str):
+                url = find_dataset_url(self._shared, data)
             if url is not None:
                 urls[data.shards.manifest.checksum] = url
         return urls
 
     def check_reads(self, report: NodeReport) -> None:
         """Raise InputError if a node does not see the shared data."""
-        if self._shared_path is None:
+        if not isinstance(self._shared, Path):
             return
         for data, path in zip(self._datasets(), report.at, strict=True):
             if path is None:
                 raise InputError(
                     f"node {report.name} does not find the dataset {data.path.name} at "
-                    f"shared_path={str(self._shared_path)!r}: mount the same folder on every node, "
+                    f"shared_path={str(self._shared)!r}: mount the same folder on every node, "
                     "or leave out shared_path= to have the data copied"
                 )
 
@@ -117,58 +125,61 @@ class Supply:
 
     def _paths(self, node: Node, data: Dataset) -> list[str]:
         paths: list[str | Path] = []
-        shared = self._shared_path
-        if shared is not None:
+        shared = self._shared
+        if isinstance(shared, Path):
             paths = [shared, shared / data.path.name]
             if shared in data.path.parents:
                 paths.insert(0, data.path)
-        if self._cluster.is_here(node) and data.url is None:  # a copy here may lack shards
+        if self._hub.is_here(node) and data.url is None:  # a copy here may lack shards
             paths.append(data.path)
         return [str(path) for path in paths]
 
-    # --- dealing -----------------------------------------------------------------
+    # --- data that are sent ----------------------------------------------------
 
-    def distribute_lots(
-        self, remotes: Sequence[RemoteWorker], replicas: int, threads: Threads, *, derives: bool
-    ) -> Placement | None:
-        """Send every place its lots; return the placement, or None if all places read all data.
+    def supply_first_nodes(self, remotes: Sequence[RemoteWorker]) -> None:
+        """Send every place its lots; raise InputError if a node cannot store them.
 
-        In a search every place gets a lot, even if there are fewer lots than places. Raises
-        InputError if a node cannot store its shards.
+        In a search every place gets a lot, even if there are fewer lots than places.
         """
-        senders = {remote.place: remote for remote in reversed(remotes) if not remote.reads_all}
+        receivers = {remote.place: remote for remote in reversed(remotes) if not remote.reads_all}
         asked = {
-            place: threads.submit(self.send_common_data, remote)
-            for place, remote in senders.items()
+            place: self._threads.submit(self.send_common_data, remote)
+            for place, remote in receivers.items()
         }
         cached = {place: self._await_transfer(job) for place, job in asked.items()}
         if not cached:
-            return None
+            return
         rows = self._context.train.view.shard_rows
         placement = Placement([sum(rows[shard] for shard in lot) for lot in self._lots])
         for number, remote in enumerate(remotes):
             placement.add_worker(number, remote.place)
         places = len(placement.lots)
-        copies = replicas if derives else max(replicas, -(-places // len(self._lots)))
-        dealt = placement.assign_lots(places if self._needs_whole() else copies, cached)
+        copies = self._replicas
+        if not self.derives:
+            copies = max(copies, -(-places // len(self._lots)))
+        source = self._everywhere
+        if source is not None and source.checksum == self._train.checksum:
+            copies = places
+        assigned = placement.assign_lots(copies, cached)
         jobs = [
-            threads.submit(self.send, senders[place], sorted({*dealt[place]} - {*have}))
+            self._threads.submit(self.send, receivers[place], sorted({*assigned[place]} - {*have}))
             for place, have in cached.items()
         ]
         for job in jobs:
             self._await_transfer(job)
         for place, have in cached.items():
-            self.arrived[place] = {*have, *dealt[place]}
+            self.arrived[place] = {*have, *assigned[place]}
         every = set(range(len(self._lots)))
-        if all(lots == every for lots in placement.lots.values()):
-            return None
-        placement.workers.clear()  # workers are added when they get their numbers
-        return placement
+        if any(lots != every for lots in placement.lots.values()):
+            placement.workers.clear()  # workers are added when they get their numbers
+            self.placement = placement
 
-    def supply_new_node(self, remote: RemoteWorker, *, whole: bool) -> None:
-        """Send a new node the data that all nodes get, and with `whole` all lots."""
+    def supply_new_node(self, remote: RemoteWorker) -> None:
+        """Send a new node the data that all nodes get, and all lots if all read all."""
+        if remote.reads_all:
+            return
         have = self.send_common_data(remote)
-        if whole:
+        if self.placement is None:
             every = range(len(self._lots))
             self.send(remote, sorted({*every} - {*have}))
             have = [EVERYWHERE, *every]
@@ -177,7 +188,7 @@ class Supply:
     def send_common_data(self, remote: RemoteWorker) -> list[int]:
         """Send a node the manifests and the data that all nodes get; return its lots."""
         self._send_everywhere(remote)
-        begun = set(begin_data(remote.agent, self._train, BEGIN_SECONDS))
+        begun = set(begin_data(remote.agent, self._train))
         with self._lock:
             self._have.setdefault(remote.place, set()).update(begun)
         return [EVERYWHERE, *(n for n, lot in enumerate(self._lots) if begun.issuperset(lot))]
@@ -212,25 +223,20 @@ class Supply:
                 remote.agent.control("pull", url, source.checksum, list(shards)).result()
         return 0
 
-    def _needs_whole(self) -> bool:
-        source = self._everywhere
-        return source is not None and source.checksum == self._train.checksum
-
-    def set_data_paths(self, remote: RemoteWorker) -> RemoteWorker:
-        """Return the worker with the paths of the data that were sent to its node."""
+    def set_data_paths(self, remote: RemoteWorker) -> None:
+        """Complete a worker's description of the run: where the data are that its node was sent."""
         if remote.reads_all:
-            return remote
+            return
         sources = [self._train]
         if self._context.validation is not None and self._everywhere is not None:
             sources.append(self._everywhere)
         checksums = [source.checksum for source in sources]
         folders = remote.agent.call("data_folders", checksums).result()
         at = [
-            DataAt(source.spec_at(folder), True)
+            DataAt({**source.data.spec(), "path": folder}, True)
             for source, folder in zip(sources, folders, strict=True)
         ]
         remote.begin = replace(remote.begin, train=at[0], validation=at[1] if len(at) > 1 else None)
-        return remote
 
     def resend_damaged(self, remote: RemoteWorker, lot: int) -> None:
         """Delete the damaged shards of a lot on a node and send them again; called in a thread."""
@@ -238,7 +244,7 @@ class Supply:
         assert source is not None
         shards = [*self._lots[lot]] if lot != EVERYWHERE else [*source.shards]
         remote.agent.control("forget_damaged", source.checksum, shards).result()
-        have = begin_data(remote.agent, self._train, BEGIN_SECONDS)
+        have = begin_data(remote.agent, self._train)
         with self._lock:
             self._have[remote.place] = set(have)
         self.send(remote, [lot])
@@ -277,12 +283,14 @@ class Supply:
     def _send_everywhere(self, remote: RemoteWorker) -> None:
         source = self._everywhere
         if source is not None:
-            have = begin_data(remote.agent, source, BEGIN_SECONDS)
+            have = begin_data(remote.agent, source)
             missing = [shard for shard in source.shards if shard not in have]
             sent = self._transfer_shards(remote, source, missing)
             self._count_traffic(remote.place, [EVERYWHERE] if missing else [], sent)
 
     def forget(self, place: str) -> None:
+        if self.placement is not None:
+            self.placement.remove_place(place)
         self.arrived.pop(place, None)
         with self._lock:
             self._have.pop(place, None)
@@ -295,32 +303,26 @@ class Supply:
             self._traffic.data_bytes += sent
 
     def _await_transfer(self, job: Any) -> Any:
-        """Return a transfer's result.
-
-        Raises InputError if a node cannot store the data, CorruptDataError if the data in object
-        storage is damaged.
-        """
+        """Return a transfer's result; raise InputError or CorruptDataError if it has failed."""
         try:
             return job.result()
-        except self._cluster.errors as error:
-            cause = getattr(error, "cause", None)
-            if isinstance(cause, CorruptDataError):
-                raise CorruptDataError(text_of(cause)) from error
-            if isinstance(cause, (StorageError, InputError)):
+        except AgentError as error:
+            if isinstance(error.cause, CorruptDataError):
+                raise CorruptDataError(text_of(error.cause)) from error
+            if isinstance(error.cause, (StorageError, InputError)):
                 raise InputError(
-                    f"a node cannot copy the data: {text_of(cause)}: are its credentials and its "
-                    "packages those that this process has?"
+                    f"a node cannot copy the data: {text_of(error.cause)}: are its credentials and "
+                    "its packages those that this process has?"
                 ) from error
             raise InputError(
-                f"a node cannot store the data: {self._cluster.describe_cause(error)}: is there "
+                f"a node cannot store the data: {describe_cause(error)}: is there "
                 "room in its cache folder ($CEREBRO_CACHE)?"
             ) from error
 
 
 PIECE_BYTES = 8 << 20
 
-WINDOW = 4
-"""The number of pieces sent at a time; more would only fill memory."""
+WINDOW = 4  # the number of pieces sent at a time; more would only fill memory
 
 
 @dataclass(frozen=True)
@@ -334,23 +336,12 @@ class LocalData:
         return self.data.shards.manifest.checksum
 
     @property
-    def folder(self) -> Path:
-        return self.data.path
-
-    def spec_at(self, folder: str) -> Mapping[str, Any]:
-        """Return the view's description with the data in `folder`."""
-        return {**self.data.spec(), "path": folder}
-
-    @property
     def shards(self) -> range:
         return range(self.data.num_shards)
 
 
 def find_dataset_url(shared: str, data: Dataset) -> str:
-    """Return the URL of a dataset's copy in object storage.
-
-    It is `shared`, or in the folder `shared`. Raises InputError if it is at neither.
-    """
+    """Return the URL of a dataset that is at `shared` or in it; raise InputError if it is not."""
     for url in (shared.rstrip("/"), f"{shared.rstrip('/')}/{data.path.name}"):
         manifest = read_manifest_at(Objects(url))[1]
         if manifest is not None and manifest.checksum == data.shards.manifest.checksum:
@@ -361,24 +352,23 @@ def find_dataset_url(shared: str, data: Dataset) -> str:
     )
 
 
-def begin_data(agent: Agent, source: LocalData, timeout: float) -> list[int]:
+def begin_data(agent: RemoteAgent, source: LocalData) -> list[int]:
     """Send a dataset's manifest to a node; return the shards that it has already."""
-    manifest = read_bytes(source.folder / FILE_NAME)
-    return list(agent.control("begin_data", manifest).result(timeout))
+    manifest = read_bytes(source.data.path / FILE_NAME)
+    return list(agent.control("begin_data", manifest).result(BEGIN_SECONDS))
 
 
-def send_shards(agent: Agent, source: LocalData, shards: Iterable[int]) -> int:
+def send_shards(agent: RemoteAgent, source: LocalData, shards: Iterable[int]) -> int:
     """Send shards to a node, which checks them; return the number of bytes.
 
-    Raises CorruptDataError or OSError because of a file here, and the cluster's errors if the node
-    is gone.
+    Raises CorruptDataError or OSError because of a file here, and AgentError if the node is gone.
     """
     sent = 0
     for shard in shards:
         source.data.shards.check_sizes(shard)
         waiting: list[Future[Any]] = []
         for name in source.data.shards.manifest.shards[shard].files:
-            path = source.folder / shard_folder(shard) / name
+            path = source.data.path / shard_folder(shard) / name
             with path.open("rb") as file:
                 offset = 0
                 while piece := file.read(PIECE_BYTES):
@@ -395,11 +385,13 @@ def send_shards(agent: Agent, source: LocalData, shards: Iterable[int]) -> int:
     return sent
 
 
-def fetch_shard(agent: Agent, shard: int, files: Mapping[str, FileEntry], folder: Path) -> int:
+def fetch_shard(
+    agent: RemoteAgent, shard: int, files: Mapping[str, FileEntry], folder: Path
+) -> int:
     """Fetch the files of a shard that a node has made; return the number of bytes.
 
     `folder` must not exist. Hashes are not checked. Raises CorruptDataError for an invalid file
-    name, OSError if a file cannot be written here, and the cluster's errors if the node is gone.
+    name, OSError if a file cannot be written here, and AgentError if the node is gone.
     """
     folder.mkdir()
     for name, entry in files.items():

@@ -18,21 +18,15 @@ from cerebro.cluster.keys import Keys, import_zmq
 from cerebro.worker.pickled import pickle_event, pickle_message
 
 FRAME_BYTES = 4 << 20
-MAX_FRAME_BYTES = 2 * FRAME_BYTES
-"""A peer that announces a larger frame is disconnected."""
+MAX_FRAME_BYTES = 2 * FRAME_BYTES  # a peer that announces a larger frame is disconnected
 HANDSHAKE_SECONDS = 10
 BEAT_SECONDS = 2
-SILENCE_SECONDS = 10
-"""The time without a message after which a connection counts as broken."""
-DOMAIN = "cerebro"
-"""The domain of ZeroMQ's authentication."""
+SILENCE_SECONDS = 10  # the time without a message after which a connection counts as broken
+DOMAIN = "cerebro"  # the domain of ZeroMQ's authentication
 
 
 def open_listener(context: Any, keys: Keys, host: str, port: int = 0) -> tuple[Any, int]:
-    """Return a socket that accepts agents with the key, and its port.
-
-    It needs a thread of `start_authenticator`.
-    """
+    """Return a socket, for peers that `start_authenticator` admits, and its port."""
     zmq = import_zmq()
     socket = _set_limits(context.socket(zmq.ROUTER))
     socket.curve_server = True
@@ -100,10 +94,7 @@ def split_frames(packed: Any) -> Iterator[memoryview]:
 
 
 def encode_message(message: Any, *, is_plain: bool = False) -> list[Any]:
-    """Return a message's frames.
-
-    `is_plain` promises that the message contains no object of the user's code.
-    """
+    """Return a message's frames; `is_plain`: it has no object of the user's code."""
     return list(split_frames(pickle_message(message, is_plain=is_plain)))
 
 

@@ -18,14 +18,14 @@ from cerebro.machine.imports import import_extra, import_lazily
 if TYPE_CHECKING:
     from cerebro.integrations.ray_tune.fit import fit
     from cerebro.integrations.ray_tune.trainable import trainable
-    from cerebro.ray.cluster.executor import Executor
+    from cerebro.cluster.engines.ray.executor import Executor
 
 __all__ = ["Executor", "fit", "trainable"]
 
 _import_name = import_lazily(
     __name__,
     {
-        "Executor": "cerebro.ray.cluster.executor",
+        "Executor": "cerebro.cluster.engines.ray.executor",
         "fit": "cerebro.integrations.ray_tune.fit",
         "trainable": "cerebro.integrations.ray_tune.trainable",
     },

@@ -103,8 +103,9 @@ def strike_busiest(executor, number=signal.SIGKILL):
     Returns the worker's number.
     """
     held = [state for states in executor._states._states.values() for state in states]
-    busiest = max(executor._remotes, key=lambda n: sum(s.worker == n for s in held))
-    os.kill(executor._remotes[busiest].agent.pid, number)
+    workers = executor._members.workers
+    busiest = max(workers, key=lambda n: sum(s.worker == n for s in held))
+    os.kill(workers[busiest].agent.pid, number)
     return busiest
 
 

@@ -21,17 +21,18 @@ from dialing import run_to_the_end
 
 from cerebro.cluster import hub as module
 from cerebro.cluster import wire
-from cerebro.cluster.agent import CUT, Agent, AgentSupervisor
-from cerebro.cluster.engine import Outside
+from cerebro.cluster.agent import CUT, Agent
+from cerebro.cluster.engine import Engine
 from cerebro.cluster.keys import Keys, Ticket
 from cerebro.cluster.messages import list_versions
+from cerebro.cluster.supervisor import Supervisor
 from cerebro.machine.wake_pipe import wait_for
 from cerebro.worker.messages import Task
 
 
 @pytest.fixture
 def hub():
-    one = module.Hub(Keys.generate(), Outside(), "127.0.0.1")
+    one = module.Hub(Keys.generate(), Engine(), "127.0.0.1")
     yield one
     one.close()
 
@@ -52,10 +53,9 @@ def running_agent(hub, supervisor):
         assert not thread.is_alive()
 
 
-class MakesStates(AgentSupervisor):
+class MakesStates(Supervisor):
     """Each unit leaves a state that is too large for an answer."""
 
-    has_queue = False
     begun = threading.Event()
     may_end = threading.Event()
 
@@ -90,7 +90,7 @@ def test_a_unit_ending_while_its_agent_leaves_is_answered_only_with_its_state(hu
         assert of_first.packed is not None and of_second.packed is None
 
 
-class WritesLate(AgentSupervisor):
+class WritesLate(Supervisor):
     """Each call writes a file after it was told to stop."""
 
     begun: ClassVar[list[str]] = []
@@ -99,7 +99,7 @@ class WritesLate(AgentSupervisor):
     def run(self, job, state):
         folder = self._the_cache.scratch()
         self.begun.append(job)
-        wait_until(lambda: self.is_ending)
+        wait_until(lambda: self.process.is_ending)
         time.sleep(0.3)
         (folder / "late").touch()
         self.ended.append(job)
@@ -152,10 +152,10 @@ class Silent:
 def test_a_process_is_closed_when_no_thread_waits_for_it(hub):
     process = Silent()
 
-    class WithProcess(AgentSupervisor):
+    class WithProcess(Supervisor):
         def __init__(self, *given):
             super().__init__(*given)
-            self._local = process
+            self.process._local = process
 
     with running_agent(hub, WithProcess) as (_, line):
         call, _ = line.run(Task(0, {}, 0, 1, 1, 0, position=1, dispatch=1), None)
@@ -198,7 +198,7 @@ class Noted(dict):
 @pytest.mark.parametrize("name", ["send", "_handle"])
 def test_an_interrupt_waits_until_a_message_is_sent_or_handled(hub, monkeypatch, name):
     """Half a message would spoil the next one, and an answer that was taken would be lost."""
-    with running_agent(hub, AgentSupervisor) as (_, line):
+    with running_agent(hub, Supervisor) as (_, line):
         line.pending = noted = Noted()
         plain = getattr(hub._socket, name)
 
@@ -219,7 +219,7 @@ def test_an_interrupt_waits_until_a_message_is_sent_or_handled(hub, monkeypatch,
 
 def test_calls_after_a_wait_are_answered_at_once(hub):
     """A thread returns the socket to the background thread before it waits for a future."""
-    with running_agent(hub, AgentSupervisor) as (_, line):
+    with running_agent(hub, Supervisor) as (_, line):
         for _ in range(3):
             hub.wait(0.0, [])
             hub.release()
@@ -244,6 +244,6 @@ def test_an_agent_that_ends_before_its_hello_is_read_is_not_taken(hub):
         time.sleep(0.5)
         socket.close()
         time.sleep(0.5)
-    with running_agent(hub, AgentSupervisor) as (agent, _):  # its hello comes later
+    with running_agent(hub, Supervisor) as (agent, _):  # its hello comes later
         assert [node.id for node in hub.nodes()] == [agent._id]
     context.destroy(linger=0)

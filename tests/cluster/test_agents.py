@@ -31,7 +31,7 @@ from cerebro.cluster import agent as agent_module
 from cerebro.cluster import executor as executor_module
 from cerebro.cluster import hub as module
 from cerebro.cluster.agent import ENDED, UNHEARD, Agent
-from cerebro.cluster.engine import Outside, Processes
+from cerebro.cluster.engine import Engine, Processes
 from cerebro.cluster.keys import Keys, Ticket, parse_key, read_key_file
 from cerebro.cluster.messages import list_versions
 from cerebro.errors import InputError, WorkerError
@@ -58,7 +58,7 @@ def test_states_match_those_of_a_single_process_and_are_sent_once(
     sharing = []
 
     def look():
-        sharing.extend(remote.begin.workers_here for remote in executor._remotes.values())
+        sharing.extend(remote.begin.workers_here for remote in executor._members.workers.values())
 
     result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(1, look)])
     same(result, expected)
@@ -90,7 +90,7 @@ def test_agents_beside_a_killed_agent_keep_their_shards(data, tmp_path, expected
     beside = []
 
     def kill():
-        places = {number: remote.place for number, remote in executor._remotes.items()}
+        places = {number: remote.place for number, remote in executor._members.workers.items()}
         lost = strike_busiest(executor)
         beside.extend(n for n, place in places.items() if place == places[lost] and n != lost)
 
@@ -161,7 +161,7 @@ def test_queued_units_survive_dying_processes_of_an_agent(data, tmp_path, expect
         type(executor).queue(executor, worker, task)
 
     def kill():
-        for remote in executor._remotes.values():
+        for remote in executor._members.workers.values():
             for worker in psutil.Process(remote.agent.pid).children():
                 worker.kill()
 
@@ -283,7 +283,7 @@ def test_an_agent_given_up_by_its_search_exits_with_an_error(data, tmp_path, exp
     given_up = []
 
     def give_up():
-        remote = executor._remotes[0]
+        remote = executor._members.workers[0]
         given_up.append(remote.agent.pid)
         executor._handle_failed_agent(remote, WorkerError("no heartbeat for 35 seconds"))
 
@@ -304,7 +304,7 @@ def test_an_agent_of_an_engine_given_up_by_its_search_exits_normally(data, tmp_p
     ended = []
 
     def give_up():
-        remote = executor._remotes[0]
+        remote = executor._members.workers[0]
         executor._handle_failed_agent(remote, WorkerError("no heartbeat for 35 seconds"))
         started = executor.processes.processes
         ended.extend(p.wait(30) for p in started if p.pid == remote.agent.pid)
@@ -443,12 +443,12 @@ HELLO = {"id": "x", "host": "x", "machine": "x", "pid": 1, "states": 5}
 
 
 def test_an_agent_that_hangs_up_during_a_call_fails_the_call_once(monkeypatch):
-    hub = module.Hub(Keys.generate(), Outside(), "127.0.0.1")
+    hub = module.Hub(Keys.generate(), Engine(), "127.0.0.1")
     try:
-        line = module.Line(hub, "x")
+        line = module.RemoteAgent(hub, "x")
         line.connect(b"x", -1, "127.0.0.1", HELLO)
         with monkeypatch.context() as patched:
-            patched.setattr(hub._socket, "send", lambda frames: hub._drop_line(line))
+            patched.setattr(hub._socket, "send", lambda frames: hub._drop_agent(line))
             during = line.call("ping")
         for call in (during, line.call("ping")):
             with pytest.raises(module.AgentError, match="closed the connection"):
@@ -468,22 +468,22 @@ def test_an_agent_that_hangs_up_during_a_call_fails_the_call_once(monkeypatch):
     ],
 )
 def test_states_are_fetched_from_where_the_agent_dialed(peer, address):
-    line = module.Line(None, "x")
-    before = line.make_ref(1)
+    line = module.RemoteAgent(None, "x")
+    before = line.states.make(1)
     line.connect(b"", 1, peer, HELLO)
-    assert before.address == line.make_ref(2).address == address
+    assert before.address == line.states.make(2).address == address
 
 
 @pytest.fixture
 def hub():
-    hub = module.Hub(Keys.generate(), Outside(), "127.0.0.1")
+    hub = module.Hub(Keys.generate(), Engine(), "127.0.0.1")
     yield hub
     hub.close()
 
 
 def yet_to_come(hub):
     """The line of an agent that has yet to connect, and the agent, with its own thread."""
-    line = module.Line(hub, "known")
+    line = module.RemoteAgent(hub, "known")
     hub.expect(line)
     ticket = Ticket(f"127.0.0.1:{hub.port}", hub.keys.key, listen="127.0.0.1")
     agent = Agent(ticket, 20.0, number="known")

@@ -17,8 +17,8 @@ from clusters import running, wait_until  # noqa: E402
 from test_cluster_faults import AtUnit, events  # noqa: E402
 
 import cerebro  # noqa: E402
+from cerebro.cluster.engines.ray import autoscaler  # noqa: E402
 from cerebro.errors import InputError  # noqa: E402
-from cerebro.ray.cluster import autoscaler  # noqa: E402
 from cerebro.worker.messages import Task  # noqa: E402
 
 ONE = {"CPU": 1.0}
@@ -68,8 +68,9 @@ def test_a_search_starts_with_available_nodes_and_uses_later_ones(
 
     def are_ready():
         """Whether the new workers have units, which wait at the gate sooner or later."""
-        calls = dict(executor._out)
-        return all(n in calls and isinstance(calls[n].job, Task) for n in (1, 2))
+        workers = dict(executor._members.workers)
+        calls = [workers[n].call for n in (1, 2) if n in workers]
+        return [call is not None and isinstance(call.job, Task) for call in calls] == [True, True]
 
     def open_gate():
         wait_until(are_ready)

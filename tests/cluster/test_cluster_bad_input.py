@@ -18,10 +18,10 @@ from clusters import living_actors  # noqa: E402
 
 import cerebro  # noqa: E402
 from cerebro.cluster import admission  # noqa: E402
+from cerebro.cluster.engines.ray import connection  # noqa: E402
 from cerebro.errors import CorruptDataError, InputError  # noqa: E402
 from cerebro.machine import environment  # noqa: E402
 from cerebro.machine.installation import install_hint  # noqa: E402
-from cerebro.ray.cluster import connection  # noqa: E402
 
 
 def refused(folder, data, executor, match, error=InputError, **options):
@@ -138,10 +138,10 @@ def test_a_joining_node_with_a_different_environment_is_not_used(
 ):
     gate = tmp_path / "gate"
     executor = cluster.executor(workers=2)
-    admitted = executor._add_admitted_workers
+    admitted = executor._finish_admission
 
-    def hear(node, done):
-        admitted(node, done)
+    def hear(node, count, done):
+        admitted(node, count, done)
         gate.touch()
 
     class Join:
@@ -152,9 +152,10 @@ def test_a_joining_node_with_a_different_environment_is_not_used(
             other = {**here, "packages": {**here["packages"], "numpy": "1.0"}}
             monkeypatch.setattr(environment, "describe", lambda threads=None: other)
             executor.workers = None
-            executor._known = {*executor.nodes().values(), cluster.cluster.head_node.node_id}
+            known = {*executor.nodes().values(), cluster.cluster.head_node.node_id}
+            executor._members._known_nodes = known
 
-    monkeypatch.setattr(executor, "_add_admitted_workers", hear)
+    monkeypatch.setattr(executor, "_finish_admission", hear)
     with pytest.warns(UserWarning, match=r"has joined and is not used: .*numpy is 1\.0 here"):
         result = resumable.search(
             tmp_path / "run", data, build=ballast.build, executor=executor, callbacks=[Join()],

@@ -105,7 +105,7 @@ def test_an_actor_that_dies_is_replaced_on_its_node(cluster, data, tmp_path, exp
     executor = cluster.executor()
 
     def kill():
-        os.kill(pid_of(next(iter(executor._remotes.values()))), signal.SIGKILL)
+        os.kill(pid_of(next(iter(executor._members.workers.values()))), signal.SIGKILL)
 
     result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(9, kill)])
     assert resumable.hashes(result) == resumable.hashes(expected)
@@ -121,11 +121,11 @@ def test_a_process_that_dies_is_replaced_in_its_actor(cluster, data, tmp_path, e
     actors = set()
 
     def kill():
-        actors.update(pid_of(hand) for hand in executor._remotes.values())
+        actors.update(pid_of(hand) for hand in executor._members.workers.values())
         os.kill(worker_processes(cluster.folder)[0], signal.SIGKILL)
 
     def compare():
-        assert {pid_of(hand) for hand in executor._remotes.values()} == actors
+        assert {pid_of(hand) for hand in executor._members.workers.values()} == actors
 
     callbacks = [AtUnit(9, kill), AtUnit(60, compare)]
     result = search(tmp_path / "run", data, executor, callbacks=callbacks)
@@ -161,7 +161,7 @@ def test_an_actor_without_a_heartbeat_is_given_up(
     executor = cluster.executor()
 
     def stop():
-        os.kill(pid_of(executor._remotes[0]), signal.SIGSTOP)
+        os.kill(pid_of(executor._members.workers[0]), signal.SIGSTOP)
 
     result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(20, stop)])
     assert resumable.hashes(result) == resumable.hashes(expected)
@@ -181,12 +181,11 @@ def open_when_ready(gate, executor, worker):
         return holders is None or any(worker in workers for workers in holders.values())
 
     def is_ready():
-        remote, call = executor._remotes.get(worker), executor._out.get(worker)
-        return (
-            remote is not None
-            and remote.has_answered
-            and (call is None or isinstance(call.job, Task))  # which may wait at the gate
-        )
+        remote = executor._members.workers.get(worker)
+        if remote is None or not remote.has_answered:
+            return False
+        # Which may wait at the gate:
+        return remote.call is None or isinstance(remote.call.job, Task)
 
     def open_gate():
         wait_until(has_shards)

@@ -12,7 +12,8 @@ ray = pytest.importorskip("ray")
 import gpus_by_name  # noqa: E402
 
 import cerebro  # noqa: E402
-from cerebro.cluster.admission import Hiring  # noqa: E402
+from cerebro.cluster.admission import Admission  # noqa: E402
+from cerebro.cluster.engines.ray.executor import find_assigned_gpu  # noqa: E402
 from cerebro.cluster.messages import NodeReport  # noqa: E402
 from cerebro.errors import InputError  # noqa: E402
 from cerebro.machine import (  # noqa: E402
@@ -20,7 +21,6 @@ from cerebro.machine import (  # noqa: E402
     environment,
 )
 from cerebro.machine.devices import Found  # noqa: E402
-from cerebro.ray.cluster.actor import find_assigned_gpu  # noqa: E402
 
 SPACE = {"rate": [0.1, 0.2, 0.3, 0.4]}
 
@@ -192,36 +192,36 @@ def test_gpus_that_ray_cannot_give_to_an_engine_are_refused(two_gpus, data, monk
 
 def reports(*gpus):
     return [
-        NodeReport(str(n), f"host-{n}", "", 1, "", 1, environment.describe(1), True, (), *gpu)
+        NodeReport(str(n), f"host-{n}", "", "", environment.describe(1), True, (), *gpu)
         for n, gpu in enumerate(gpus)
     ]
 
 
-def hiring(device="cuda:0"):
-    return Hiring(None, SimpleNamespace(device=device, threads=1))
+def admission(device="cuda:0", one_kind=None):
+    return Admission(None, None, SimpleNamespace(device=device, threads=1), None, one_kind)
 
 
 def test_a_gpu_that_cannot_be_used_is_refused_by_its_nodes_name():
     found = reports(("GPU A",), ("", "PyTorch 2.9 is built without CUDA"))
     with pytest.raises(InputError, match=r"node host-1 .*built without CUDA.*devices='cpu'"):
-        hiring().check(found)
-    assert hiring("cpu").check(found) == []
+        admission().check(found)
+    assert admission("cpu").check(found) == []
 
 
 def test_a_node_may_lack_the_variable_that_its_workers_get(monkeypatch):
     """This process has it once it has computed on a GPU; Ray does not hand it on."""
     found = reports(("GPU A",))
     monkeypatch.setenv(devices.CUBLAS_VARIABLE, devices.CUBLAS_WORKSPACE)
-    assert hiring().check(found) == hiring("cpu").check(found) == []
+    assert admission().check(found) == admission("cpu").check(found) == []
     monkeypatch.setenv(devices.CUBLAS_VARIABLE, ":16:8")
     with pytest.raises(InputError, match=r"CUBLAS_WORKSPACE_CONFIG is :16:8 here and :4096:8 ther"):
-        hiring().check(found)
+        admission().check(found)
 
 
 def test_gpus_of_different_kinds_are_noted():
-    (note,) = hiring().check(reports(("GPU A",), ("GPU B",), ("GPU A",)))
+    (note,) = admission().check(reports(("GPU A",), ("GPU B",), ("GPU A",)))
     assert "of different kinds (GPU A, GPU B)" in note.text
-    assert hiring().check(reports(("GPU A",), ("GPU A",))) == []
+    assert admission().check(reports(("GPU A",), ("GPU A",))) == []
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_gpus_of_different_kinds_are_noted():
     ],
 )
 def test_derive_requires_gpus_of_one_kind(wanted, gpus, refused):
-    here = Hiring(None, SimpleNamespace(device="cuda:0", threads=1), wanted)
+    here = admission(one_kind=wanted)
     found = reports(*[(gpu,) for gpu in gpus])
     if refused is None:
         assert here.check(found) == []

@@ -17,11 +17,11 @@ import resumable  # noqa: E402
 
 import cerebro  # noqa: E402
 from benchmarks.cluster_soak.nodes import cached_bytes, held_bytes  # noqa: E402
+from cerebro.cluster.engines.ray.connection import connect  # noqa: E402
 from cerebro.cluster.placement import Pace  # noqa: E402
 from cerebro.cluster.supply import EVERYWHERE  # noqa: E402
 from cerebro.data.cache import Cache  # noqa: E402
 from cerebro.errors import InputError  # noqa: E402
-from cerebro.ray.cluster.connection import connect  # noqa: E402
 
 STATE_BYTES = 8 * ballast.BALLAST + 10_000
 """More than a state of `ballast.Model` has."""
@@ -272,9 +272,10 @@ class Memory:
     def on_unit_end(self, trial, metrics):
         self.units += 1
         if self.units % 60 == 20:
-            held = self.executor._states.nbytes
+            states = self.executor._states._states.values()
+            held = sum(state.nbytes for of_trial in states for state in of_trial)
             assert 0 < held <= self.most
-            agents = [remote.agent.pid for remote in self.executor._remotes.values()]
+            agents = [remote.agent.pid for remote in self.executor._members.workers.values()]
             # Besides, states that agents will be told to free, and those of units in flight.
             assert 0 < sum(map(held_bytes, agents)) <= self.most + 12 * STATE_BYTES
             self.looks += 1

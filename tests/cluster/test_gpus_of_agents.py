@@ -29,8 +29,8 @@ from dialing import end_spark
 import cerebro
 from benchmarks.peers import free_port
 from cerebro.cluster import hub
+from cerebro.cluster.engine import format_visible_gpu
 from cerebro.cluster.keys import read_key_file
-from cerebro.cluster.placement import format_visible_gpu
 from cerebro.errors import InputError
 from cerebro.machine import devices
 
@@ -196,7 +196,7 @@ def test_a_dask_worker_has_as_many_agents_as_threads_and_gpus_allow(
     threads, resources, share, room
 ):
     pytest.importorskip("distributed")
-    from cerebro.dask import LongTasks
+    from cerebro.cluster.engines.dask import LongTasks
 
     workers = {"tcp://a": {"nthreads": threads, "resources": resources}}
     workers["tcp://b"] = {"nthreads": 1, "resources": {"GPU": 1.0}}

@@ -114,11 +114,11 @@ def test_a_search_continues_among_hostile_peers(data, tmp_path, apart, monkeypat
 
     def meet():
         hub = executor._cluster
-        lines = list(hub._lines.values())
-        ports = [hub.port, int(lines[0]._states.rpartition(":")[2])]
+        agents = hub.nodes()
+        ports = [hub.port, int(agents[0].states.address.rpartition(":")[2])]
         for port in ports:
             attack(port, hub.keys, tmp_path / "unpickled", hangs_up=port == hub.port)
-        assert hub.nodes() == lines and not hub.refusals
+        assert hub.nodes() == agents and not hub.refusals
         met.extend(ports)
 
     result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(8, meet)])
@@ -148,10 +148,10 @@ def test_a_peer_that_exceeds_the_frame_limit_is_disconnected(pair):
 
 
 def test_a_malformed_hello_is_refused_and_forgotten(pair, tmp_path):
-    from cerebro.cluster.engine import Outside
+    from cerebro.cluster.engine import Engine
 
     *_, keys, context = pair
-    hub = module.Hub(keys, Outside(), "127.0.0.1")
+    hub = module.Hub(keys, Engine(), "127.0.0.1")
     try:
         peer = dial(context, keys, f"127.0.0.1:{hub.port}")
         for hello in (b"[]", b"{", pickle.dumps(Payload(tmp_path / "x"))):
@@ -172,13 +172,12 @@ def test_states_come_whole_or_not_at_all():
     guard = start_authenticator(context, keys)
     server = BlobServer(context, keys, "127.0.0.1")
     large = bytes(range(256)) * 50_000
-    server.add(1, large)
-    server.add(2, b"small")
+    server.blobs.update({1: large, 2: b"small"})
     address = f"127.0.0.1:{server.port}"
     socket = dial(context, keys, address)
     assert bytes(fetch(socket, 1, bool)) == large
     assert bytes(fetch(socket, 2, bool)) == b"small"
-    server.free(1)
+    del server.blobs[1]
     with pytest.raises(StateGone, match="no longer has it"):
         fetch(socket, 1, bool)
     socket.close()

@@ -66,8 +66,10 @@ class AtFirstUnit:
         self._gate.touch()
 
     def _are_busy(self):
-        calls = list(self._executor._out.copy().values())
-        return sum(isinstance(call.job, Task) for call in calls) == self._workers
+        calls = [remote.call for remote in list(self._executor._members.workers.values())]
+        return sum(call is not None and isinstance(call.job, Task) for call in calls) == (
+            self._workers
+        )
 
 
 def search(folder, data, executor, gate, workers, look):
@@ -110,9 +112,9 @@ class KillsNode(AtFirstUnit):
     def _open(self):
         wait_until(self._are_busy)
         self.nodes = self._cluster.nodes()
-        actor = self._executor._remotes[0].agent.control("ping").result()
+        actor = self._executor._members.workers[0].agent.control("ping").result()
         kill_raylet(psutil.Process(actor).parent())
-        wait_until(lambda: 0 not in self._executor._remotes)
+        wait_until(lambda: 0 not in self._executor._members.workers)
         wait_until(self._are_busy)
         self._gate.touch()
 

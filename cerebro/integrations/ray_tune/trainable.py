@@ -23,6 +23,7 @@ from ray.exceptions import RayActorError
 from cerebro.api.settings import devices_of
 from cerebro.api.workers import worker_count
 from cerebro.arguments import check_whole_number
+from cerebro.cluster.engines.ray.executor import Executor
 from cerebro.data.validation import check_rows, make_validation
 from cerebro.errors import InputError, RunError
 from cerebro.executors.local import pickle_context
@@ -33,7 +34,6 @@ from cerebro.machine.environment import THREAD_VARIABLES, VARIABLES, read_variab
 from cerebro.machine.files import path_of
 from cerebro.machine.libraries import present_settings
 from cerebro.machine.resources import usable_cores
-from cerebro.ray.cluster.executor import Executor
 from cerebro.run.recipe import check_build
 from cerebro.run.settings import MAX_THREADS
 from cerebro.space import json_value

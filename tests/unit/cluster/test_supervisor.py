@@ -8,7 +8,7 @@ import pytest
 
 from cerebro.cluster.messages import StateIn
 from cerebro.cluster.states import StateGone
-from cerebro.cluster.supervisor import Supervisor, _writes_like_its_owner
+from cerebro.cluster.supervisor import Supervisor, TrialFiles, _writes_like_its_owner
 from cerebro.worker.messages import Task, UnitDone, UnitFailed
 
 
@@ -26,37 +26,44 @@ class Process:
     def queue(self, worker, task):
         self.passed.append(task)
 
-    def wait(self):
+    def wait(self, wake):
         if self.succeeds:
             done = [self.tasks[-1], *self.passed]
             return [UnitDone(0, task, 1, 1, {}, 0.0, 0.0, False, 0) for task in done]
         return [UnitFailed(0, self.tasks[-1], "error", "it fails")]
 
 
-class OneWorker(Supervisor):
-    def __init__(self, folder):
-        super().__init__()
-        self._local = self.process = Process()
-        self._folder = self._state_dir = folder
-        self.has_state = False
+class Fetcher:
+    """Other agents, which have the state that is asked for, or not."""
 
-    def _get_node_id(self):
-        return "here"
+    has_state = False
 
-    def _fetch(self, state):
+    def fetch(self, ref, is_gone):
         if not self.has_state:
             raise StateGone("it is gone")
         return b"state"
 
-    def _wait(self, local, running):
-        self._queue_offered_unit(running)
-        return local.wait()
 
-    def _wake_runner(self):
-        pass
+class Socket:
+    """The agent's, to which no message comes."""
 
-    def _map_state(self, task):
+    def borrow(self, seconds=0.0): ...
+
+    def wake(self): ...
+
+
+class Files(TrialFiles):
+    def map_state(self, task):
         return b"packed"
+
+
+class OneWorker(Supervisor):
+    def __init__(self, folder):
+        self.others = Fetcher()
+        super().__init__("here", self.others, Socket())
+        self.local = self.process._local = Process()
+        (folder / "slots").mkdir()
+        self._files = Files(folder / "slots", None)
 
 
 @pytest.fixture
@@ -66,7 +73,7 @@ def one(tmp_path):
 
 def test_slots_of_ended_trials_are_deleted_once_the_process_knows(one, tmp_path):
     """A task whose state does not come is not passed on: the process keeps its slots."""
-    slots = tmp_path / "3.slots"
+    slots = tmp_path / "slots" / "3.slots"
     slots.touch()
 
     def run(trial, dispatch, ended=()):
@@ -74,21 +81,21 @@ def test_slots_of_ended_trials_are_deleted_once_the_process_knows(one, tmp_path)
         return one.run(task, StateIn(None, "hash"))[0]
 
     assert run(1, 1, (3, 4)).missing == "it is gone"
-    assert slots.exists() and not one.process.tasks
-    one.has_state = True
+    assert slots.exists() and not one.local.tasks
+    one.others.has_state = True
     assert run(4, 1).event.message == "it fails"
     assert not slots.exists()
-    assert [task.ended for task in one.process.tasks] == [(3,)]  # 4 is here again
+    assert [task.ended for task in one.local.tasks] == [(3,)]  # 4 is here again
     run(1, 2)
-    assert one.process.tasks[-1].ended == ()
+    assert one.local.tasks[-1].ended == ()
 
 
 def test_a_full_disk_is_reported_for_an_incoming_state(one, tmp_path):
-    one.has_state = True
+    one.others.has_state = True
     (tmp_path / "state.in").symlink_to("/dev/full")
     result, packed = one.run(Task(0, {}, 0, 1, 1, 0, position=1, dispatch=1), StateIn(None, "hash"))
     assert result.is_full and "No space left" in result.missing
-    assert result.event is packed is None and not one.process.tasks
+    assert result.event is packed is None and not one.local.tasks
 
 
 # --- units that are queued at the agent ----------------------------------------------
@@ -99,26 +106,26 @@ def unit(dispatch, after=None, trial=0):
 
 
 def test_a_queued_unit_runs_behind_one_that_is_done(one):
-    one.process.succeeds = True
+    one.local.succeeds = True
     for task in (unit(0), unit(1, after=0), unit(2, after=1)):
         result, packed = one.run(task, None)
         assert isinstance(result.event, UnitDone) and packed == b"packed"
     # The process may be a new one: the supervisor alone knows what was before.
-    assert [task.after for task in one.process.tasks] == [None] * 3
+    assert [task.after for task in one.local.tasks] == [None] * 3
 
 
 def test_a_queued_unit_is_dropped_behind_one_that_fails(one):
     one.run(unit(0), None)
     result, packed = one.run(unit(1, after=0), None)
     assert result.event is packed is None
-    assert len(one.process.tasks) == 1
-    one.process.succeeds = True
+    assert len(one.local.tasks) == 1
+    one.local.succeeds = True
     assert one.run(unit(2), None)[0].event.task.dispatch == 2
 
 
 @pytest.mark.parametrize("between", [unit(7, trial=1), unit(1)])
 def test_a_queued_unit_is_dropped_behind_another_unit(one, between):
-    one.process.succeeds = True
+    one.local.succeeds = True
     one.run(unit(0), None)
     one.run(between, None)
     assert one.run(unit(2, after=0), None)[0].event is None
@@ -126,58 +133,57 @@ def test_a_queued_unit_is_dropped_behind_another_unit(one, between):
 
 def test_no_queued_unit_begins_when_the_agent_leaves(one):
     """It would overwrite the state that is handed over."""
-    one.process.succeeds = True
+    one.local.succeeds = True
     one.run(unit(0), None)
-    one.is_leaving = True
+    one.process.is_leaving = True
     assert one.run(unit(1, after=0), None)[0].event is None
 
 
 def test_a_queued_unit_is_passed_on_while_the_previous_one_runs(one):
-    one.process.succeeds = True
-    one.offer(unit(1, after=0))
+    one.local.succeeds = True
+    one.process.offer(unit(1, after=0))
     assert one.run(unit(0), None)[0].event.task.dispatch == 0
-    assert one.has_queue and one.process.passed == [unit(1, after=0)]
-    one.offer(unit(2, after=1))
-    one.process.passed.clear()
+    assert one.process.has_queue and one.local.passed == [unit(1, after=0)]
+    one.process.offer(unit(2, after=1))
+    one.local.passed.clear()
     assert one.run(unit(1, after=0), None)[0].event.task.dispatch == 1
-    assert [task.dispatch for task in one.process.tasks] == [0]  # it was not given the unit again
-    assert not one.has_queue
+    assert [task.dispatch for task in one.local.tasks] == [0]  # it was not given the unit again
+    assert not one.process.has_queue
     assert one.run(unit(2, after=1), None)[0].event.task.dispatch == 2
 
 
 @pytest.mark.parametrize("offered", [unit(2, after=1), unit(1, after=0, trial=1), unit(1)])
 def test_only_the_next_unit_of_the_trial_is_passed_on(one, offered):
-    one.offer(offered)
+    one.process.offer(offered)
     one.run(unit(0), None)
-    assert one.process.passed == [] and not one.has_queue
+    assert one.local.passed == [] and not one.process.has_queue
 
 
 def test_nothing_is_passed_on_when_the_agent_leaves(one):
-    one.is_leaving = True
-    one.offer(unit(1, after=0))
+    one.process.is_leaving = True
+    one.process.offer(unit(1, after=0))
     one.run(unit(0), None)
-    assert one.process.passed == []
+    assert one.local.passed == []
 
 
 def test_a_passed_on_unit_is_dropped_after_a_failed_one(one):
-    one.offer(unit(1, after=0))
+    one.process.offer(unit(1, after=0))
     one.run(unit(0), None)
-    assert one.process.passed and not one.has_queue
+    assert one.local.passed and not one.process.has_queue
     assert one.run(unit(1, after=0), None)[0].event is None
-    assert len(one.process.tasks) == 1
+    assert len(one.local.tasks) == 1
 
 
 def test_output_of_a_unit_that_has_begun_is_not_lost(one, tmp_path):
     """The process writes on into the file from which the output of the unit before is taken."""
-    one._shares_run = False
-    one._log_dir = tmp_path
-    one.process.succeeds = True
+    one._files = Files(tmp_path / "slots", tmp_path)
+    one.local.succeeds = True
     with (tmp_path / "0.log").open("ab", buffering=0) as log:
         log.write(b"first, ")
-        one.offer(unit(1, after=0))
+        one.process.offer(unit(1, after=0))
         assert one.run(unit(0), None)[0].log == b"first, "
         log.write(b"second")
-        one.process.passed.clear()
+        one.local.passed.clear()
         assert one.run(unit(1, after=0), None)[0].log == b"second"
     assert not (tmp_path / "0.log").exists()
     (tmp_path / "0.log").write_bytes(b"third")

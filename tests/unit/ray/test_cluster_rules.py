@@ -21,7 +21,16 @@ import pytest
 import cerebro
 from cerebro.cluster.admission import find_differences
 from cerebro.cluster.blobs import Blob
-from cerebro.cluster.mailbox import Mailbox
+from cerebro.cluster.engines.ray import autoscaler, connection
+from cerebro.cluster.engines.ray.connection import (
+    ClusterNode,
+    _explain_no_cluster,
+    connect,
+    spread_workers,
+)
+from cerebro.cluster.engines.ray.executor import RayAgent
+from cerebro.cluster.events import Mailbox
+from cerebro.cluster.hub import AgentError
 from cerebro.cluster.messages import Traffic
 from cerebro.cluster.opaque_pickle import Sent
 from cerebro.cluster.placement import Pace, Placement
@@ -33,15 +42,6 @@ from cerebro.data.shards import verify_shard
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import environment
 from cerebro.machine.wake_pipe import WakePipe
-from cerebro.ray.cluster import autoscaler, connection
-from cerebro.ray.cluster.connection import (
-    ClusterNode,
-    _explain_no_cluster,
-    connect,
-    describe_cause,
-    spread_workers,
-)
-from cerebro.ray.cluster.executor import RayAgent
 
 # --- which shards lie where ---------------------------------------------------------
 
@@ -154,7 +154,7 @@ def test_the_newest_state_and_the_newest_on_another_node_are_kept():
     assert held.find_newest(3) == state(6, "a")
     assert held.find_state(3, 5) == state(5, "b")
     assert held.find_state(3, 4) is None
-    assert held.nbytes == 2 * 10**6
+    assert held.find_state(3, 2) is None
 
 
 def test_on_one_node_the_newest_of_another_agent_is_kept():
@@ -302,26 +302,27 @@ def test_the_autoscaler_is_asked_for_all_workers_and_only_if_some_are_missing(mo
     monkeypatch.setattr(autoscaler, "request_nodes", asked.append)
     monkeypatch.setattr(autoscaler, "STEP_SECONDS", 0.0)
     one = {"CPU": 1.0}
-    assert autoscaler.find_room(lambda: joined, one, 6) == (joined, 6)
-    assert autoscaler.find_room(lambda: joined, one, 2) == (joined, 2)
+
+    def find_room(nodes, workers):
+        return autoscaler.Demand(one, workers).find_room(lambda: nodes)
+
+    assert find_room(joined, 6) == (joined, 6)
+    assert find_room(joined, 2) == (joined, 2)
     assert asked == []
     with pytest.warns(UserWarning, match="room for 6 of 7 workers with 1 CPU each.* begins with 6"):
-        assert autoscaler.find_room(lambda: joined, one, 7) == (joined, 6)
+        assert find_room(joined, 7) == (joined, 6)
     assert asked == [[one] * 7]
     seen = iter([[], joined[:1], joined[:2]])  # nodes join one by one
     with pytest.warns(UserWarning, match="room for 0 of 3 workers .* waits for the first"):
-        assert autoscaler.find_room(lambda: next(seen), one, 3) == (joined[:2], 2)
+        assert autoscaler.Demand(one, 3).find_room(lambda: next(seen)) == (joined[:2], 2)
     assert asked[1:] == [[one] * 3]
 
 
 def test_a_node_without_disk_space_for_the_data_is_reported():
-    class RayTaskError(Exception):
-        cause = OSError(errno.ENOSPC, "No space left on device", "/cache/data")
-
-    cluster = SimpleNamespace(errors=(RayTaskError,), describe_cause=describe_cause)
-    supply = Supply(cluster, None, [], None, Traffic())
+    full = OSError(errno.ENOSPC, "No space left on device", "/cache/data")
+    supply = Supply(None, SimpleNamespace(build=None), None, 1, Traffic(), None)
     job = Future()
-    job.set_exception(RayTaskError())
+    job.set_exception(AgentError("it has failed", full))
     with pytest.raises(
         InputError, match=r"cannot store the data.* No space left .*: is there room"
     ):

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from cerebro.cluster.engines.ray.connection import ClusterNode, format_needs
 from cerebro.errors import InputError
-from cerebro.ray.cluster.connection import ClusterNode, format_needs
 
 NODE_SECONDS = 900.0
 """The time to wait for the first node with room for a worker: a cloud takes minutes."""
@@ -33,12 +33,44 @@ class Demand:
     def __init__(self, needs: Mapping[str, float], workers: int) -> None:
         self._needs = dict(needs)
         self._wanted = workers
-        self._fits = 0
-        """The largest number of workers that the cluster is known to be able to have."""
-        self._exceeds = workers + 1
-        """The smallest number of workers that it cannot have."""
+        self._fits = 0  # the largest number of workers that the cluster is known to be able to have
+        self._exceeds = workers + 1  # the smallest number of workers that it cannot have
         self._asked = 0
         self._since = 0
+
+    def find_room(
+        self, list_nodes: Callable[[], list[ClusterNode]]
+    ) -> tuple[list[ClusterNode], int]:
+        """Return the cluster's nodes, and how many workers fit on them, at least one.
+
+        If not all fit, asks the autoscaler for the rest. Waits if there is no room at all, and
+        raises InputError if no node with room joins in time. `list_nodes` returns the nodes that
+        answer.
+        """
+        workers, needs = self._wanted, format_needs(self._needs)
+        end = time.monotonic() + NODE_SECONDS
+        while True:
+            nodes = list_nodes()
+            room = sum(node.count_room(self._needs) for node in nodes)
+            if room < workers and not self._asked:
+                self.make_request(room)
+                begins = f"begins with {room}" if room else "waits for the first"
+                warnings.warn(
+                    f"the cluster has room for {room} of {workers} workers with {needs} each: its "
+                    f"autoscaler was asked for the others, and the search {begins} ('ray status' "
+                    "shows the request)",
+                    stacklevel=2,
+                )
+            if room:
+                return nodes, min(room, workers)
+            if time.monotonic() >= end:
+                raise InputError(
+                    f"no node with room for a worker with {needs} has joined the cluster in "
+                    f"{NODE_SECONDS:g} s: does it have an autoscaler, with a type of node that is "
+                    "large enough? See 'ray status'"
+                )
+            time.sleep(STEP_SECONDS)
+            self.adjust_request()
 
     def make_request(self, room: int) -> None:
         """Make the request; the cluster has room for `room` workers already."""
@@ -100,49 +132,6 @@ def _read_versions() -> tuple[int, int, bool]:
         )
     except Exception:  # a version of Ray without this interface, or a head that is busy
         return 0, 0, True
-
-
-def find_room(
-    nodes: Callable[[], list[ClusterNode]],
-    needs: Mapping[str, float],
-    workers: int,
-    demand: Demand | None = None,
-) -> tuple[list[ClusterNode], int]:
-    """Return the cluster's nodes, and how many workers fit on them: from 1 to `workers`.
-
-    If there is room for fewer, asks the autoscaler for the rest, by `demand` or a new one. Waits if
-    there is no room at all, and raises InputError if no node with room joins in time. `nodes`
-    returns the nodes that answer; `needs` are the resources of one worker.
-    """
-    demand = demand or Demand(needs, workers)
-    present = nodes()
-    room = _count_room(present, needs)
-    if room < workers:
-        demand.make_request(room)
-        begins = f"the search begins with {room}" if room else "the search waits for the first"
-        warnings.warn(
-            f"the cluster has room for {room} of {workers} workers with {format_needs(needs)} each"
-            f": its autoscaler was asked for the others, and {begins} ('ray status' shows the "
-            "request)",
-            stacklevel=2,
-        )
-    end = time.monotonic() + NODE_SECONDS
-    while room == 0:
-        if time.monotonic() >= end:
-            raise InputError(
-                f"no node with room for a worker with {format_needs(needs)} has joined the cluster "
-                f"in {NODE_SECONDS:g} s: does it have an autoscaler, with a type of node that is "
-                "large enough? See 'ray status'"
-            )
-        time.sleep(STEP_SECONDS)
-        demand.adjust_request()
-        present = nodes()
-        room = _count_room(present, needs)
-    return present, min(room, workers)
-
-
-def _count_room(nodes: Sequence[ClusterNode], needs: Mapping[str, float]) -> int:
-    return sum(node.count_room(dict(needs)) for node in nodes)
 
 
 def request_nodes(bundles: list[dict[str, float]]) -> None:

@@ -11,35 +11,33 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from cerebro.cluster.agents import Node
-from cerebro.cluster.engine import Outside
-from cerebro.cluster.executor import ClusterExecutor
-from cerebro.cluster.hub import AgentError, Hub, Line
-from cerebro.cluster.keys import Keys, Ticket, format_address
-from cerebro.cluster.states import HeldState
-from cerebro.errors import InputError
-from cerebro.ray.cluster import autoscaler
-from cerebro.ray.cluster.actor import WorkerActor
-from cerebro.ray.cluster.connection import (
+from cerebro.cluster.agent import UNHEARD, Agent
+from cerebro.cluster.engine import PATIENCE_SECONDS, Engine, get_gpu
+from cerebro.cluster.engines.ray import autoscaler
+from cerebro.cluster.engines.ray.connection import (
     ClusterNode,
     Connection,
     alive_nodes,
     connect,
-    describe_cause,
-    find_node_address,
+    explain_failure,
     format_needs,
-    select_reachable,
     spread_workers,
 )
+from cerebro.cluster.executor import ClusterExecutor
+from cerebro.cluster.hub import AgentError, Hub, Node, RemoteAgent
+from cerebro.cluster.keys import Keys, Ticket, format_address
+from cerebro.cluster.supervisor import Supervisor
+from cerebro.errors import InputError
+from cerebro.machine import devices
+from cerebro.machine.devices import Device
 from cerebro.worker.messages import RunContext
 
-GPU = "GPU"
-"""Ray's name for GPUs."""
+GPU = "GPU"  # Ray's name for GPUs
 
 
 class Executor(ClusterExecutor):
@@ -62,11 +60,7 @@ class Executor(ClusterExecutor):
         The number of nodes that get each shard. With more than one, the loss of a node requires no
         copying, and slow nodes get less work at once.
     shared_path
-        A path at which all nodes can read the data, such as on a network file system: the dataset's
-        folder or its parent. Nothing is copied then. Or a URL in object storage, from which
-        each node copies the shards that it works on. None: each node receives them, once, and
-        keeps them for later searches; of a dataset that is in object storage, it copies them from
-        there.
+        As for `cerebro.cluster.Executor`.
     autoscale
         Whether to ask the cluster's autoscaler for nodes if there are too few for `workers`, which
         must be given then. The search begins when there is room for one worker, and uses the others
@@ -88,6 +82,8 @@ class Executor(ClusterExecutor):
         node cannot read the data.
     """
 
+    public_name = "cerebro.ray.Executor"
+
     def __init__(
         self,
         address: str | None = None,
@@ -107,19 +103,11 @@ class Executor(ClusterExecutor):
         self._resources = check_resources(resources)
         self._autoscale = autoscale
         super().__init__(workers, replicas, shared_path, self._resources.get(GPU))
-
-    def __repr__(self) -> str:
-        return (
-            f"cerebro.ray.Executor(address={self._address!r}, workers={self.workers!r}, "
-            f"resources={self._resources!r}, replicas={self._replicas!r}, "
-            f"shared_path={None if self._shared_path is None else str(self._shared_path)!r}, "
-            f"autoscale={self._autoscale!r})"
-        )
-
-    def __reduce__(self) -> tuple[type[Executor], tuple[Any, ...]]:
-        """Pickle or copy this executor as an unused one."""
-        arguments = self._address, self.workers, self._resources, self._replicas, self._shared_path
-        return type(self), (*arguments, self._autoscale)
+        self._arguments |= {
+            "address": address,
+            "resources": self._resources,
+            "autoscale": autoscale,
+        }
 
     def _join(self, context: RunContext) -> RayCluster:
         needs = {"CPU": float(context.threads), **self._resources}
@@ -133,7 +121,7 @@ class Executor(ClusterExecutor):
             raise
 
 
-class RayAgent(Line):
+class RayAgent(RemoteAgent):
     """An agent in an actor; it connects when Ray has started the actor."""
 
     def __init__(self, hub: Hub, ray: Any, actor: Any) -> None:
@@ -146,14 +134,13 @@ class RayAgent(Line):
             self._ray.kill(self._actor, no_restart=True)
 
 
-class RayCluster:
-    """A Ray cluster; see `cerebro.cluster.agents.Cluster`.
+class RayCluster(Hub):
+    """A Ray cluster, whose nodes have several agents each.
 
     `keys` protects the connections to agents. `needs` are the Ray resources of each worker,
     including ``"CPU"``. `autoscale` says whether to ask the autoscaler for nodes.
     """
 
-    errors: tuple[type[BaseException], ...] = (AgentError,)
     dials_in = False
 
     def __init__(
@@ -169,34 +156,33 @@ class RayCluster:
         self._needs = dict(needs)
         self._autoscale = autoscale and not connection.is_ours  # ours has no autoscaler
         self._demand: autoscaler.Demand | None = None
-        host = "127.0.0.1" if connection.is_ours else find_node_address(connection)
+        self.late_advice = (
+            f"is its {format_needs(needs)} in use by others? Ask for fewer workers=, or free some"
+        )
+        host = "127.0.0.1"
+        if not connection.is_ours:  # at which the other nodes reach this one
+            nodes = {node.id: node for node in alive_nodes(self._ray)}
+            host = nodes[connection.node].address
         everywhere = "::" if ":" in host else "0.0.0.0"
         listen = host if host == "127.0.0.1" else everywhere
-        self._hub = Hub(keys, Outside(), listen)
-        self._ticket = Ticket(
-            format_address(host, self._hub.port), keys.key, listen=listen
-        ).to_json()
+        super().__init__(keys, Engine(), listen)
+        self._ticket = Ticket(format_address(host, self.port), keys.key, listen=listen).to_json()
 
     def choose_nodes(self, workers: int | None) -> Sequence[Node]:
         if self._autoscale and workers is not None:
             self._demand = autoscaler.Demand(self._needs, workers)
-            nodes, workers = autoscaler.find_room(
-                self._list_reachable, self._needs, workers, self._demand
-            )
+            nodes, workers = self._demand.find_room(self._list_reachable)
         else:
             nodes = self._list_reachable()
         return spread_workers(nodes, self._needs, workers, self._connection.node)
 
     def _list_reachable(self) -> list[ClusterNode]:
-        return select_reachable(alive_nodes(self._ray))
+        return self.select_reachable(alive_nodes(self._ray))
 
     def nodes(self) -> Sequence[Node]:
         if self._demand is not None:  # the executor looks for nodes regularly
             self._demand.adjust_request()
         return alive_nodes(self._ray)
-
-    def select_reachable(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        return select_reachable(nodes)
 
     def count_room(self, node: Node) -> int:
         assert isinstance(node, ClusterNode)
@@ -219,52 +205,60 @@ class RayCluster:
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
         )
         actor = actor_class.remote()
-        agent = RayAgent(self._hub, ray, actor)
-        self._hub.expect(agent)
+        agent = RayAgent(self, ray, actor)
+        self.expect(agent)
         serving: Future[None] = actor.serve.remote(self._ticket, agent.id).future()
-        serving.add_done_callback(lambda done: self._hub.mark_lost(agent, _explain_end(done)))
+        serving.add_done_callback(lambda done: self.mark_lost(agent, _explain_end(done)))
         return agent
 
     def watch(self, changed: Callable[[], None]) -> None:
         pass  # the executor asks Ray for the nodes instead
-
-    def wait(self, seconds: float, others: Sequence[int]) -> set[int]:
-        return self._hub.wait(seconds, others)
-
-    def release(self) -> None:
-        self._hub.release()
-
-    def explain_no_more_nodes(self) -> str | None:
-        return None
-
-    def put(self, packed: bytes) -> Any:
-        return self._hub.put(packed)
-
-    def fetch_to_file(self, held: HeldState, gone: Collection[str], path: Path) -> None:
-        self._hub.fetch_to_file(held, gone, path)
-
-    def describe_cause(self, error: BaseException) -> str:
-        return self._hub.describe_cause(error)
-
-    def advise_on_late_node(self, node: Node) -> str:
-        return (
-            f"is its {format_needs(self._needs)} in use by others? Ask for fewer workers=, or free "
-            "some"
-        )
 
     def close(self) -> None:
         if self._autoscale:
             # Also a request of a coordinator that was killed, whose run this search may resume.
             with contextlib.suppress(Exception):
                 autoscaler.request_nodes([])
-        self._hub.close()
+        super().close()
         self._connection.close()
+
+
+class WorkerActor:
+    """An agent on a node: it supervises one worker process."""
+
+    def serve(self, ticket: str, number: str) -> None:
+        """Be an agent until the run ends; raise InputError if the coordinator does not answer."""
+        import ray
+
+        node = str(ray.get_runtime_context().get_node_id())
+        supervisor = partial(Supervisor, node=node, find_gpu=find_assigned_gpu)
+        parsed = Ticket.from_json(ticket)
+        agent = Agent(parsed, PATIENCE_SECONDS, number=number, supervisor=supervisor)
+        try:
+            status = agent.run()
+        finally:
+            agent.close()
+        if status == UNHEARD:
+            raise InputError(
+                f"it cannot reach the search at {parsed.address}: nodes must be able to connect to "
+                "each other at any port"
+            )
+
+
+def find_assigned_gpu() -> Device:
+    """Return the GPU that Ray has given this actor; raise DeviceError if it cannot be used."""
+    import ray
+
+    gpus = devices.lookup()
+    ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    index = int(ids[0]) if len(gpus.devices) > 1 and ids and ids[0].isdigit() else 0
+    return get_gpu(gpus, index)
 
 
 def _explain_end(serving: Future[None]) -> AgentError:
     """Return the error of an agent whose actor has ended, or never begun."""
     error = serving.exception()
-    return AgentError("it has ended" if error is None else describe_cause(error))
+    return AgentError("it has ended" if error is None else explain_failure(error))
 
 
 def check_resources(resources: Any) -> dict[str, float]:

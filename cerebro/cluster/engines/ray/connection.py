@@ -8,21 +8,16 @@ import signal
 import socket
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from cerebro.cluster.agents import Node
 from cerebro.errors import InputError, text_of
 from cerebro.machine.imports import import_extra
 
-AnyNode = TypeVar("AnyNode", bound=Node)
-
 CONNECT_SECONDS = 10.0
-ANSWER_SECONDS = 3.0
-"""The seconds within which a live node accepts a connection."""
+ANSWER_SECONDS = 3.0  # the seconds within which a live node accepts a connection
 
 
 def import_ray() -> Any:
@@ -34,10 +29,8 @@ class Connection:
     """This process's connection to a cluster."""
 
     ray: Any
-    node: str
-    """The id of the node on which this process runs."""
-    is_ours: bool
-    """Whether the cluster was started for this search and ends with it."""
+    node: str  # the id of the node on which this process runs
+    is_ours: bool  # whether the cluster was started for this search and ends with it
 
     def close(self) -> None:
         if self.is_ours:
@@ -191,8 +184,7 @@ class ClusterNode:
 
     id: str
     address: str
-    port: int = 0
-    """The port of the node's raylet."""
+    port: int = 0  # the port of the node's raylet
     resources: dict[str, float] = field(default_factory=dict)
 
     def answers(self) -> bool:
@@ -203,42 +195,25 @@ class ClusterNode:
             return False
 
     def count_room(self, needs: dict[str, float]) -> int:
-        counts = [
+        """Return how many workers with these needs it can have."""
+        rooms = (
             int(self.resources.get(name, 0.0) / need + 1e-9) for name, need in needs.items() if need
-        ]
-        return min(counts, default=0)
+        )
+        return min(rooms, default=0)
 
 
 def alive_nodes(ray: Any) -> list[ClusterNode]:
     """Return the nodes that the cluster considers alive, ordered by id."""
-    return sorted(
-        (
-            ClusterNode(
-                node["NodeID"],
-                node["NodeManagerAddress"],
-                int(node["NodeManagerPort"]),
-                dict(node["Resources"]),
-            )
-            for node in ray.nodes()
-            if node["Alive"]
-        ),
-        key=lambda node: node.id,
-    )
-
-
-def find_node_address(connection: Connection) -> str:
-    """Return the address at which the other nodes reach this one."""
-    nodes = [node for node in alive_nodes(connection.ray) if node.id == connection.node]
-    return nodes[0].address
-
-
-def select_reachable(nodes: Sequence[AnyNode]) -> list[AnyNode]:
-    """Return the nodes that answer: the cluster takes half a minute to notice a lost node."""
-    if not nodes:
-        return []
-    with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda node: node.answers(), nodes))
-    return [node for node, there in zip(nodes, answers, strict=True) if there]
+    return [
+        ClusterNode(
+            node["NodeID"],
+            node["NodeManagerAddress"],
+            int(node["NodeManagerPort"]),
+            dict(node["Resources"]),
+        )
+        for node in sorted(ray.nodes(), key=lambda node: node["NodeID"])
+        if node["Alive"]
+    ]
 
 
 def spread_workers(
@@ -276,7 +251,7 @@ def format_needs(needs: Mapping[str, float]) -> str:
     return ", ".join(f"{need:g} {name}" for name, need in needs.items())
 
 
-def describe_cause(error: BaseException) -> str:
+def explain_failure(error: BaseException) -> str:
     """Return an error's cause, without the traceback that Ray adds."""
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]

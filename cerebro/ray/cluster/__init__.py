@@ -1,1 +1,0 @@
-"""Run a search on a Ray cluster: its nodes, and the shards and states on them. Internal."""
