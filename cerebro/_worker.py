@@ -49,7 +49,7 @@ from cerebro.worker.messages import (
     UnitFailed,
 )
 from cerebro.worker.pickled import pickle_event
-from cerebro.worker.runner import UnitRunner
+from cerebro.worker.runner import TaskClock, UnitRunner
 from cerebro.worker.streams import CudaStream
 from cerebro.worker.user_errors import bases_of, describe
 
@@ -113,7 +113,7 @@ class Process:
         self._context = None
 
 
-class BeatClock:
+class BeatClock(TaskClock):
     """Reports a task's start to the coordinator, and dumps a late task's traceback to the log.
 
     Neither importing libraries, for which a process's first `build` gets extra time, nor waiting

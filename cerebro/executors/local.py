@@ -446,7 +446,7 @@ class LocalExecutor:
             del self._busy[worker]
             queued = self._queued.pop(worker, None)
             if isinstance(event, UnitDone):
-                self._held[worker] = event.resident
+                self._held[worker] = event.process.resident
                 if queued is not None:
                     self._begin_watching(worker, queued)
                     self._workers[worker].beat.hear(queued.number_before)

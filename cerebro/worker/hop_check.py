@@ -23,7 +23,7 @@ from cerebro.model import BaseModel, declares_metrics, is_cpu_only, named_metric
 from cerebro.worker.diagnosis import layout
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.held_arrays import as_bytes, has_objects, is_array
-from cerebro.worker.messages import CheckDone
+from cerebro.worker.messages import CheckDone, ModelFacts
 from cerebro.worker.models import Loader, batch_size_of, end_epoch, hash_parameter_order
 from cerebro.worker.own_numbers import OwnNumbers, are_equal, attributes_of
 from cerebro.worker.read_names import Reads
@@ -58,7 +58,7 @@ def check_hop(
     """Make the hop check in a worker, and diagnose the model.
 
     `not_exact` names the operations that are not deterministic. If the model trains, but fails
-    after a hop or in the comparison, ``error`` says why, and ``state_bytes`` is not 0.
+    after a hop or in the comparison, ``error`` says why, and ``model.state_bytes`` is not 0.
     """
     runner.context.check_files()
     reads = Reads()
@@ -69,17 +69,16 @@ def check_hop(
     straight.note_layouts()
     straight.train(1)
     metrics = straight.validate()
-    done = CheckDone(
-        runner.worker,
-        (),
-        metrics=tuple(sorted({*metrics, *named_metrics(straight.live.model)})),
-        declares_metrics=declares_metrics(straight.live.model),
+    model = straight.live.model
+    facts = ModelFacts(
+        is_cpu_only(model),
+        hash_parameter_order(model),
+        words_of(model),
+        declares_metrics(model),
+        metrics=tuple(sorted({*metrics, *named_metrics(model)})),
         state_bytes=memoryview(straight.pack_state()).nbytes,
-        cpu_only=is_cpu_only(straight.live.model),
-        parameter_order=hash_parameter_order(straight.live.model),
-        read=read,
-        words=words_of(straight.live.model),
     )
+    done = CheckDone(runner.worker, (), model=facts, read=read)
     try:
         hopped = _CheckedModel(runner, config)
         problems = _find_hop_problems(
@@ -266,7 +265,7 @@ class _CheckedModel:
     def _make_batches(self, half: int) -> Loader:
         runner = self._runner
         size = batch_size_of(self._config, runner.context.batch_size)
-        loader = runner.make_loader(self.live.model, size, training=True, trial=0)
+        loader = runner.loaders.make(self.live.model, size, training=True, trial=0)
         loader.begin(runner.context.order().pass_of(0, 0), 0, half * BATCHES, BATCHES)
         return loader
 
@@ -317,7 +316,7 @@ class _CheckedModel:
             size = runner.context.eval_batch_size or batch_size_of(
                 self._config, runner.context.batch_size
             )
-            loader = runner.make_loader(live.model, size, training=False, trial=0)
+            loader = runner.loaders.make(live.model, size, training=False, trial=0)
             loader.begin([find_first_shards(validation._shard_rows(), size)], 0, 0, 1)
             with generators.preserve_generators(live.torch, seed=0):
                 device = runner.device_of(live.model)

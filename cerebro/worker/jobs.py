@@ -23,6 +23,7 @@ from cerebro.worker.messages import (
     CheckTask,
     Event,
     Job,
+    ModelFacts,
     ShardFailed,
     ShardMade,
     ShardTask,
@@ -88,8 +89,8 @@ def _try_model(runner: UnitRunner, task: CheckTask, not_exact: set[str]) -> Chec
     def build_or_try() -> CheckDone:
         if task.build_only:
             model = runner.build(task.number, task.config).model
-            order = hash_parameter_order(model)
-            return CheckDone(runner.worker, (), cpu_only=is_cpu_only(model), parameter_order=order)
+            facts = ModelFacts(is_cpu_only(model), hash_parameter_order(model))
+            return CheckDone(runner.worker, (), model=facts)
         return check_hop(runner, task.config, not_exact, thorough=task.thorough)
 
     try:

@@ -44,11 +44,11 @@ ARRAY_LOOKS = 4
 
 def warn_of_lost_numbers(runner: UnitRunner, task: Task) -> tuple[Warned, ...]:
     """Return a warning if the trial's last unit changed numbers that a hop loses, once for each."""
-    live = runner.live_model(task.trial)
+    live = runner.models.get(task.trial)
     if live is None or live.own_numbers is None:
         return ()
     try:
-        examined = runner.examined.setdefault(task.trial, {})
+        examined = runner.notes[task.trial].examined
         age = task.position + 1
         numbers, arrays = live.own_numbers.find_changed(), live.own_numbers.find_changed_arrays()
         numbers = {path: value for path, value in numbers.items() if path not in examined}
@@ -157,7 +157,7 @@ def _is_comparable(runner: UnitRunner, task: Task, live: LiveModel) -> bool:
     """Return whether continuations are comparable, and whether there is room for one more model."""
     context = runner.context
     varies = is_gpu(context.device) and context.deterministic is False
-    if varies or runner.is_not_exact(task.trial):
+    if varies or runner.notes[task.trial].is_inexact:
         return False
     return 2 * live.held_bytes <= context.live_bytes  # one model more at a time
 
@@ -191,7 +191,7 @@ def _continue_training(
     ended = task.step == runner.context.units_per_epoch - 1
     if not ended:
         runner.begin_again(live, task.epoch)
-    live = runner.load_anew(live, task, runner.committed_state(task.trial), task.epoch)
+    live = runner.load_anew(live, task, runner.slots.open(task.trial).view(), task.epoch)
     if live is not built.live and live.own_numbers is not None:
         values = live.own_numbers
     model = live.model
@@ -215,7 +215,7 @@ def _continue_training(
 
 def _make_first_batch(runner: UnitRunner, live: LiveModel, task: Task) -> Any:
     size = batch_size_of(task.config, runner.context.batch_size)
-    loader = runner.make_loader(live.model, size, training=True, trial=task.trial)
+    loader = runner.loaders.make(live.model, size, training=True, trial=task.trial)
     mix = runner.context.order(task.trial).mix(max(task.part, 0), task.epoch)
     loader.begin([mix], task.epoch, 0, 1)
     return next(iter(loader))

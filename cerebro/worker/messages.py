@@ -234,39 +234,58 @@ Job = Task | CheckTask | WarmTask | ShardTask
 
 
 @dataclass(frozen=True)
+class CommittedState:
+    """The state that a unit has committed."""
+
+    nbytes: int
+    hash: str = ""
+    file: str | None = None
+    """At the end of an epoch: a file with the state that is complete but not yet durable; renaming
+    publishes it. None if the state is not kept.
+    """
+
+
+@dataclass(frozen=True)
+class StepNotes:
+    """What was unusual in the steps of a unit."""
+
+    not_exact: tuple[str, ...] = ()
+    """The operations for which the unit's device has no deterministic version."""
+    moved: str = ""
+    """Why PyTorch moves batches to the worker's GPU; empty if batches are made there."""
+    unlike: str = ""
+    """Why the unit ran again with ordinary steps: its recorded steps gave wrong results."""
+
+
+@dataclass(frozen=True)
+class ProcessNotes:
+    """What a worker's process holds after a unit."""
+
+    libraries: tuple[str, ...] = ()
+    """The members of `LIBRARIES` that it has imported."""
+    resident: int = 0
+    """Its memory, in bytes; 0 if unknown."""
+    grown: int = 0
+    """By how many bytes it grew unexpectedly in the unit; see `cerebro.worker.growth`."""
+
+
+@dataclass(frozen=True)
 class UnitDone:
     worker: int
     task: Task
-    rows: int
-    batches: int
-    sums: Sums
+    total: UnitSums
     started: float
     """The start time of the unit, as returned by ``time.time``."""
     seconds: float
     loaded: bool
     """Whether the state was unpacked because the model was not live on this worker."""
-    state_bytes: int
+    state: CommittedState
     metrics: dict[str, float] | None = None
     """At the end of an epoch: ``train_*``, ``val_*`` and short names."""
-    state_hash: str | None = None
-    state_file: str | None = None
-    """A file that is complete but not yet durable; renaming publishes it."""
     dropped: tuple[int, ...] = ()
     """Trials whose live models the worker has released."""
-    libraries: tuple[str, ...] = ()
-    """The members of `LIBRARIES` that the worker has imported."""
-    resident: int = 0
-    """The memory held by the worker's process, in bytes; 0 if unknown."""
-    grown: int = 0
-    """By how many bytes the process grew unexpectedly; see `cerebro.worker.growth`."""
-    packed_hash: str = ""
-    """The hash of the state after the unit."""
-    not_exact: tuple[str, ...] = ()
-    """The operations in the unit for which its device has no deterministic version."""
-    moved: str = ""
-    """Why PyTorch moves batches to the worker's GPU; empty if batches are made there."""
-    unlike: str = ""
-    """Why the unit ran again with ordinary steps: its recorded steps gave wrong results."""
+    process: ProcessNotes = field(default_factory=ProcessNotes)
+    steps: StepNotes = field(default_factory=StepNotes)
     warned: tuple[Warned, ...] = ()
     """Warnings that the trial raised for the first time on this worker."""
     read: ReadNames | None = None
@@ -296,6 +315,24 @@ class UnitFailed:
 
 
 @dataclass(frozen=True)
+class ModelFacts:
+    """What a worker learns of the model that it builds for a check."""
+
+    cpu_only: bool = False
+    """Whether the model declares that it never computes on a GPU."""
+    parameter_order: str = ""
+    """See `cerebro.worker.models.hash_parameter_order`."""
+    words: Words = field(default_factory=Words)
+    """What the model's users call its methods."""
+    declares_metrics: bool = False
+    """Whether the model's arguments fix the names of all metrics."""
+    metrics: tuple[str, ...] = ()
+    """The metrics after a few batches."""
+    state_bytes: int = 0
+    """The size of the packed state after a few batches; 0 if unknown."""
+
+
+@dataclass(frozen=True)
 class CheckDone:
     worker: int
     problems: tuple[str, ...]
@@ -303,28 +340,18 @@ class CheckDone:
     """Why the configuration could not be tried; None if it could be."""
     unfit: bool = False
     """Whether the error is that the model reads columns that are unfit for validation."""
-    metrics: tuple[str, ...] = ()
-    declares_metrics: bool = False
-    """Whether the model's arguments fix the names of all metrics."""
-    state_bytes: int = 0
-    """The size of the packed state after a few batches; 0 if unknown."""
+    model: ModelFacts = field(default_factory=ModelFacts)
     environment: Mapping[str, Any] | None = None
     """The worker's environment; see `cerebro.machine.environment.describe`."""
     not_exact: tuple[str, ...] = ()
     """The model's operations for which its device has no deterministic version."""
-    cpu_only: bool = False
-    """Whether the model declares that it never computes on a GPU."""
     warned: tuple[Warned, ...] = ()
     findings: tuple[Finding, ...] = ()
     """Likely mistakes in the model and its data."""
     gain: tuple[float, float] | None = None
     """The seconds of an ordinary training step and of one with ``graph=True``, if measured."""
-    parameter_order: str = ""
-    """See `cerebro.worker.models.hash_parameter_order`."""
     read: ReadNames | None = None
     """What ``build`` has read of the configuration, if it was trained."""
-    words: Words = field(default_factory=Words)
-    """What the model's users call its methods."""
 
 
 @dataclass(frozen=True)

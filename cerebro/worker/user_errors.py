@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.data import Dataset
+from cerebro.data.given_rows import was_given
 from cerebro.errors import InputError, one_line, text_of
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.imports import find_raising_line
@@ -47,6 +48,21 @@ def describe_divergence(
         return f"the training loss became {mean} in epoch {epoch}"
     batch, value = first
     return f"the training loss became {value} in epoch {epoch}, batch {start + batch}"
+
+
+def describe_cause(
+    error: BaseException, config: Mapping[str, Any], train: Dataset, device: str
+) -> str:
+    """Describe an error in the user's code, with a hint if there is one."""
+    columns, given = train.columns, was_given(train)
+    hints = (
+        explain_missing_name(error, config, columns),
+        explain_misplaced(error, device),
+        explain_unlike_types(error, columns, given=given),
+        explain_channels_last(error, columns, given=given),
+        explain_memory_shortage(error, device),
+    )
+    return describe(error) + ("".join(hints) or explain_known_mistake(error, given=given))
 
 
 def describe(error: BaseException) -> str:

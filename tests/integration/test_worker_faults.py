@@ -207,9 +207,9 @@ def test_a_worker_that_dies_around_its_commit_changes_nothing(data, calm, tmp_pa
                 if self.trial == 1 and self.epoch == 1 and self.batches > 4 and once():
                     if {when == "before"}:
                         os._exit(1)
-                    from cerebro.worker import runner as worker
+                    from cerebro.worker import models
                     # What a unit does last.
-                    worker.UnitRunner._drop_least_used = lambda self, current: os._exit(1)
+                    models.LiveModels.drop_least_used = lambda self, current: os._exit(1)
                 return super().state_dict()
 
         def build(config, info):
@@ -229,8 +229,8 @@ def test_successive_deaths_after_commits_change_nothing(data, calm, tmp_path):
                 return
             struck.append(True)
             if once("first") or once("second"):
-                from cerebro.worker import runner as worker
-                worker.UnitRunner._drop_least_used = lambda self, current: os._exit(1)
+                from cerebro.worker import models
+                models.LiveModels.drop_least_used = lambda self, current: os._exit(1)
             elif once("third"):
                 os.kill(os.getpid(), signal.SIGKILL)
         """

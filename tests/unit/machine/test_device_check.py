@@ -215,7 +215,7 @@ def test_a_gpu_without_memory_is_tried_again(monkeypatch):
     def short(name):
         raise MemoryError
 
-    runner = SimpleNamespace(_clock=None, _tried=False)
+    runner = SimpleNamespace(_clock=worker.TaskClock(), _tried=False)
     monkeypatch.setattr(depots, "find_problem", short)
     with contextlib.nullcontext():
         worker.UnitRunner._try_device(runner, "cuda:0")
