@@ -1,16 +1,9 @@
-"""Start, monitor, kill and reap a worker process, and keep it warm; the coordinator's side.
-
-Silence is measured in the coordinator's own heartbeats, which a thread makes at the same rate as in
-the workers. If the machine is suspended, frozen or too busy for these threads, both stop, and no
-worker is killed for it. A unit's time is measured by a clock that stops while the machine is
-suspended. `TaskWatch` is pure logic: its caller passes the numbers.
-"""
+"""Start, kill and reap a worker process, and keep it warm; the coordinator's side."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import math
 import os
 import signal
 import socket
@@ -331,45 +324,3 @@ warm_workers = WarmWorkers()
 fork_servers = ForkServers()
 
 atexit.register(warm_workers.close)
-
-BEAT_SECONDS = 0.1
-
-LOOKS = 5
-"""How often a worker is checked within the silence that it is allowed."""
-
-START_SILENCE = 120.0
-"""The seconds allowed until a worker's first beat: Python may start from a slow disk."""
-
-
-class TaskWatch:
-    """Watches one task of one worker.
-
-    After `silence` seconds without a beat, the worker counts as lost. The task may take `limit`
-    seconds; None means no limit.
-    """
-
-    def __init__(self, silence: float, limit: float | None) -> None:
-        self._look = silence / LOOKS
-        self._silent_beats = math.ceil((silence - self._look) / BEAT_SECONDS)
-        self._start_beats = math.ceil(max(silence, START_SILENCE) / BEAT_SECONDS)
-        self._limit = limit
-        self._beats = -1
-        self._since = 0
-
-    def is_silent(self, beats: int, own: int) -> bool:
-        """Return whether the worker is silent too long; `own` counts this process's beats."""
-        if beats != self._beats:
-            self._beats, self._since = beats, own
-        allowed = self._silent_beats if beats > 0 else self._start_beats
-        return own - self._since >= allowed
-
-    def is_late(self, task_seconds: float | None) -> bool:
-        """Return whether the task takes too long; `task_seconds` is None before it begins."""
-        return self._limit is not None and task_seconds is not None and task_seconds >= self._limit
-
-    def seconds_to_next_look(self, task_seconds: float | None) -> float:
-        if self._limit is None:
-            return self._look
-        # A task that has not begun cannot exceed its limit before the whole limit has passed.
-        seconds = self._limit - (0.0 if task_seconds is None else task_seconds)
-        return min(self._look, max(0.0, seconds))
