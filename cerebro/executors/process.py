@@ -87,35 +87,24 @@ class WorkerProcess:
         `hash_seed` is the run's. `fork` allows a fork server to fork a worker without a GPU;
         `wait`, to wait for a server that is not ready yet.
         """
-        try:
-            beat = _core.BeatPage()
-            ours, theirs = socket.socketpair()
-        except OSError as error:
-            raise WorkerError(f"cannot start a worker process: {error}") from error
-        process: subprocess.Popen[bytes] | Child | None = None
-        files = theirs.fileno(), beat.fd
-        variables = _make_environment(threads, device, hash_seed)
-        try:
-            if fork and device is None and forks_workers():
-                process = fork_servers.fork(variables, files, wait=wait)
-            if process is None:
-                process = start_program(map(str, files), variables, files)
-        except OSError as error:
-            raise WorkerError(f"cannot start a worker process: {error}") from error
-        finally:
-            theirs.close()
-            if process is None:
-                ours.close()  # a fork that was requested ends itself
-        exit_fd = _open_exit_descriptor(process.pid)
-        seed = variables[environment.HASH_SEED]
-        return cls(process, Channel(ours), beat, threads, exit_fd, hash_seed=seed, device=device)
+        (worker,) = cls.spawn_together(1, threads, device, hash_seed, fork=fork, wait=wait)
+        return worker
 
     @classmethod
     def spawn_together(
-        cls, count: int, threads: int, device: Device, hash_seed: str | None = None
+        cls,
+        count: int,
+        threads: int,
+        device: Device | None,
+        hash_seed: str | None = None,
+        *,
+        fork: bool = False,
+        wait: bool = True,
     ) -> list[WorkerProcess]:
-        """Start one process for several workers of a GPU; raise WorkerError if that fails."""
+        """Start one process for several workers of a GPU, or for one worker; see `spawn`."""
+        process: subprocess.Popen[bytes] | Child | None = None
         pairs: list[tuple[socket.socket, socket.socket]] = []
+        variables = _make_environment(threads, device, hash_seed)
         try:
             beats = [_core.BeatPage() for _ in range(count)]
             for _ in range(count):
@@ -125,26 +114,25 @@ class WorkerProcess:
                 for (_, theirs), beat in zip(pairs, beats, strict=True)
                 for file in (theirs.fileno(), beat.fd)
             ]
-            variables = _make_environment(threads, device, hash_seed)
-            process = start_program(map(str, files), variables, files)
+            if fork and device is None and forks_workers():
+                process = fork_servers.fork(variables, (files[0], files[1]), wait=wait)
+            if process is None:
+                process = start_program(map(str, files), variables, files)
         except OSError as error:
-            for ours, _ in pairs:
-                ours.close()
             raise WorkerError(f"cannot start a worker process: {error}") from error
         finally:
-            for _, theirs in pairs:
+            for ours, theirs in pairs:
                 theirs.close()
-        workers = [
-            cls(
-                process,
-                Channel(ours),
-                beat,
-                threads,
-                _open_exit_descriptor(process.pid),
-                device=device,
+                if process is None:
+                    ours.close()  # a fork that was requested ends itself
+        seed = variables[environment.HASH_SEED]
+        workers = []
+        for (ours, _), beat in zip(pairs, beats, strict=True):
+            exit_fd = _open_exit_descriptor(process.pid)
+            channel = Channel(ours)
+            workers.append(
+                cls(process, channel, beat, threads, exit_fd, hash_seed=seed, device=device)
             )
-            for (ours, _), beat in zip(pairs, beats, strict=True)
-        ]
         for worker in workers:
             worker.others = [other for other in workers if other is not worker]
         return workers

@@ -8,6 +8,7 @@ run (`cerebro.worker.streams`).
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -49,7 +50,7 @@ def run_batches(
     result = _core.run_unit(source, deferred, beat=beat)
     if not deferred.entries:
         return result
-    return _core.run_unit(_Finished(deferred.read()), _return_unchanged)
+    return _core.run_unit(_Finished(deferred.read()), lambda values: values)
 
 
 def _computes_later(step: Callable[[Any], Any]) -> bool:
@@ -99,10 +100,6 @@ class _Finished:
             yield values
 
 
-def _return_unchanged(values: Any) -> Any:
-    return values
-
-
 def _flatten(values: Any) -> Iterator[Any]:
     for value in values.values() if isinstance(values, Mapping) else ():
         yield from value if isinstance(value, tuple) else (value,)
@@ -141,6 +138,35 @@ def _read_numbers(tensors: Sequence[Any]) -> list[float]:
         for place, number in zip(same, stacked.double().tolist(), strict=True):
             numbers[place] = number
     return numbers
+
+
+class RecordedStepDiffers(Exception):
+    """Raised if a unit's replayed steps differ from ordinary steps or fail, with a message."""
+
+
+@contextlib.contextmanager
+def replay_recorded_steps(model: Any, *, training: bool) -> Iterator[None]:
+    """Let a model of `cerebro.torch` replay recorded steps in a unit.
+
+    Raise RecordedStepDiffers if the unit must run again with ordinary steps, from the state before
+    it.
+    """
+    begin = getattr(model, "begin_recorded_unit", None)
+    if begin is None:
+        yield
+        return
+    begin(training=training)
+    try:
+        yield
+    except Exception as error:
+        if not model.has_failed_replay(training=training):
+            raise
+        # If the ordinary step fails, too, its traceback has the user's line.
+        text = " ".join(str(error).split())[:300]
+        raise RecordedStepDiffers(f"it fails: {type(error).__name__}: {text}") from error
+    how = model.end_recorded_unit(training=training)
+    if how is not None:
+        raise RecordedStepDiffers(how)
 
 
 def end_training(model: Any, result: Any, progress: EpochProgress) -> UnitSums:

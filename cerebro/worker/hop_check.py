@@ -25,7 +25,7 @@ from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.held_arrays import as_bytes, has_objects, is_array
 from cerebro.worker.messages import CheckDone, ModelFacts
 from cerebro.worker.models import Loader, batch_size_of, end_epoch, hash_parameter_order
-from cerebro.worker.own_numbers import OwnNumbers, are_equal, attributes_of
+from cerebro.worker.own_numbers import are_equal, attributes_of
 from cerebro.worker.read_names import Reads
 from cerebro.worker.runner import UnitRunner
 from cerebro.worker.user_errors import describe
@@ -236,7 +236,8 @@ class _CheckedModel:
         self._runner = runner
         self._config = config
         self.live = runner.build(0, config, reads=reads)
-        self.own = OwnNumbers(self.live.model)
+        assert self.live.own_numbers is not None
+        self.own = self.live.own_numbers
         self.own_at_hop: dict[str, Any] = {}
         self._built: dict[str, Any] = {}
         with contextlib.suppress(Exception):  # after the training, a walk that fails is reported

@@ -24,16 +24,15 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import cerebro._core as _core
 from cerebro.machine import generators
 from cerebro.machine.devices import is_gpu
 from cerebro.model import get_whole_pass
-from cerebro.worker import own_numbers
-from cerebro.worker.aside import leave_no_trace
 from cerebro.worker.held_arrays import digest, find_arrays, is_gathered
 from cerebro.worker.hop_check import are_same, id_of, walk
 from cerebro.worker.messages import Task, Warned
 from cerebro.worker.models import LiveModel, batch_size_of, end_epoch
-from cerebro.worker.own_numbers import OwnNumbers
+from cerebro.worker.own_numbers import are_equal
 from cerebro.worker.runner import UnitRunner
 
 MOST_NAMED = 3
@@ -90,28 +89,27 @@ def _find_lost(
     }
     if not (numbers or arrays) or not _is_comparable(runner, task, live):
         return []
-    with leave_no_trace(runner):
-        first = _build_again(runner, task)
+    with runner.leave_no_trace():
+        first = runner.build(task.trial, task.config, task.epochs)
+        assert first.own_numbers is not None
         # Objects that all models share, such as a clock, have the same values in a model just
         # built.
+        built = first.own_numbers.built
         numbers = {
-            path: value
-            for path, value in numbers.items()
-            if not own_numbers.are_equal(first.own.built.get(path), value)
+            path: value for path, value in numbers.items() if not are_equal(built.get(path), value)
         }
-        now = first.own.digest_arrays()
+        now = first.own_numbers.digest_arrays()
         arrays = {path: value for path, value in arrays.items() if now[path] != digest(value)}
         if not (numbers or arrays):
             return []
         without = _continue_training(runner, task, first, {})
         del first  # memory then holds at most one model besides the trial's
         lost = []
-        if numbers:
-            with_them = _continue_training(runner, task, _build_again(runner, task), numbers)
-            lost += _find_lost_numbers(numbers, without, with_them)
-        if arrays:
-            with_them = _continue_training(runner, task, _build_again(runner, task), arrays)
-            lost += _find_lost_arrays(arrays, without, with_them)
+        for values, find_lost in ((numbers, _find_lost_numbers), (arrays, _find_lost_arrays)):
+            if values:
+                again = runner.build(task.trial, task.config, task.epochs)
+                lost += find_lost(values, without, _continue_training(runner, task, again, values))
+                del again
     return lost
 
 
@@ -124,8 +122,8 @@ def _find_lost_numbers(
         path
         for path in numbers
         # A number that differs between two models just built is the number of an object.
-        if own_numbers.are_equal(without.built.get(path), them.built.get(path))
-        and not own_numbers.are_equal(without.numbers.get(path), them.numbers.get(path))
+        if are_equal(without.built.get(path), them.built.get(path))
+        and not are_equal(without.numbers.get(path), them.numbers.get(path))
     ]
 
 
@@ -162,11 +160,6 @@ def _is_comparable(runner: UnitRunner, task: Task, live: LiveModel) -> bool:
     return 2 * live.held_bytes <= context.live_bytes  # one model more at a time
 
 
-class _Built(NamedTuple):
-    live: LiveModel
-    own: OwnNumbers
-
-
 class _Continued(NamedTuple):
     built: Mapping[str, Any]
     numbers: Mapping[str, Any]
@@ -178,23 +171,16 @@ class _Continued(NamedTuple):
         return self.state_hash == other.state_hash and _are_same(self.results, other.results)
 
 
-def _build_again(runner: UnitRunner, task: Task) -> _Built:
-    live = runner.build(task.trial, task.config, task.epochs)
-    return _Built(live, OwnNumbers(live.model))
-
-
 def _continue_training(
-    runner: UnitRunner, task: Task, built: _Built, numbers: Mapping[str, Any]
+    runner: UnitRunner, task: Task, live: LiveModel, numbers: Mapping[str, Any]
 ) -> _Continued:
     """Load the trial's state into a model just built, set `numbers`, and continue on a batch."""
-    live, values = built
     ended = task.step == runner.context.units_per_epoch - 1
     if not ended:
         runner.begin_again(live, task.epoch)
     live = runner.load_anew(live, task, runner.slots.open(task.trial).view(), task.epoch)
-    if live is not built.live and live.own_numbers is not None:
-        values = live.own_numbers
-    model = live.model
+    model, values = live.model, live.own_numbers
+    assert values is not None
     values.write(numbers)
     generators.restore(live.generators)
     if ended and hasattr(model, "begin_epoch"):
@@ -208,8 +194,9 @@ def _continue_training(
         results.append(model.eval_batch(batch) if evaluate is None else evaluate([batch]))
     results.append(end_epoch(live, task.epoch))
     live.generators = generators.capture(live.torch, live.cuda)
+    state_hash = _core.hash_state(_core.pack_state(runner.copy_to_host(live)))
     return _Continued(
-        values.built, values.read_numbers(), values.digest_arrays(), results, runner.hash_of(live)
+        values.built, values.read_numbers(), values.digest_arrays(), results, state_hash
     )
 
 

@@ -38,6 +38,7 @@ from cerebro.worker.epoch_progress import EpochProgress
 from cerebro.worker.evaluate import convert_metrics
 from cerebro.worker.messages import MAX_LIVE_MODELS, MAX_LIVE_MODELS_ON_GPU, RunContext
 from cerebro.worker.own_numbers import OwnNumbers
+from cerebro.worker.read_names import Reads
 from cerebro.worker.state_arena import StateArena
 from cerebro.worker.user_errors import describe
 
@@ -89,7 +90,7 @@ class LiveModel:
     structure: Structure | None = None
     """The structure of a state that a model just built can load; see `cerebro.worker.models`."""
     own_numbers: OwnNumbers | None = None
-    """The numbers of the user's objects as `build` made them; see `cerebro.worker.lost_numbers`."""
+    """The numbers of the user's objects as ``build`` made them, in a worker."""
 
     @property
     def held_bytes(self) -> int:
@@ -204,6 +205,36 @@ def build_model(
         # last.
         sys.modules["torch"].cuda.init()
     return model, uses_torch
+
+
+def build_and_note(
+    context: RunContext,
+    trial: int,
+    config: Mapping[str, Any],
+    info: Info,
+    reads: Reads,
+    output: contextlib.AbstractContextManager[None],
+) -> tuple[Any, bool]:
+    """Build a model and note in `reads` what ``build`` reads; see `cerebro.worker.read_names`.
+
+    If the model is built again after it could be built, it is in `output`, as what it prints has
+    been logged.
+    """
+    try:
+        built = build_model(context, trial, config, info, reads.note_reads)
+    except Exception as error:
+        if not reads.may_have_caused(error):
+            raise
+        output = contextlib.nullcontext()
+    else:
+        if not reads.is_held():
+            return built
+        del built
+    reads.give_up()
+    DROPPED.add(None)
+    DROPPED.free()
+    with output:
+        return build_model(context, trial, config, info)
 
 
 def make_info(

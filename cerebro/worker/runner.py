@@ -20,6 +20,7 @@ import math
 import sys
 import time
 import traceback
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,8 +47,14 @@ from cerebro.model import Info
 from cerebro.run.records import strip_study
 from cerebro.run.states import CloneOf, read_state
 from cerebro.worker import growth
-from cerebro.worker.aside import leave_no_trace
-from cerebro.worker.evaluate import end_training, evaluate_model, evaluation_seed, run_batches
+from cerebro.worker.evaluate import (
+    RecordedStepDiffers,
+    end_training,
+    evaluate_model,
+    evaluation_seed,
+    replay_recorded_steps,
+    run_batches,
+)
 from cerebro.worker.loaders import Loaders
 from cerebro.worker.log import append_text, log_path, redirect_descriptors, redirect_streams
 from cerebro.worker.messages import (
@@ -68,6 +75,7 @@ from cerebro.worker.models import (
     batch_device,
     batch_size_of,
     begin_again,
+    build_and_note,
     build_model,
     describe_structure,
     end_epoch,
@@ -81,7 +89,6 @@ from cerebro.worker.models import (
 )
 from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.read_names import ReadNames, Reads
-from cerebro.worker.recorded_unit import RecordedStepDiffers, replay_recorded_steps
 from cerebro.worker.state_arena import StateArena
 from cerebro.worker.trial_slots import TrialSlots
 from cerebro.worker.trial_warnings import Watch, warn
@@ -96,6 +103,9 @@ from cerebro.worker.user_errors import (
 
 MAX_TRIES = 4
 """How many states of a trial are tried because of their structure, which may grow in each unit."""
+
+ASIDE_SECONDS = 60.0
+"""How long a comparison of models may take in addition to the unit's own time limit."""
 
 TRY_SECONDS = 2 * device_check.SECONDS
 """The seconds that the first use of a GPU may take: it is checked, and kernels may be compiled."""
@@ -406,7 +416,7 @@ class UnitRunner:
         notes.tries += 1
         packed = _core.pack_state(tree)
         try:
-            with leave_no_trace(self):
+            with self.leave_no_trace():
                 other = self.build(task.trial, task.config, task.epochs)
                 if task.step < self.context.units_per_epoch - 1:
                     self.begin_again(other, task.epoch)
@@ -495,7 +505,7 @@ class UnitRunner:
 
     def _find_cause_in_data(self, live: LiveModel, task: Task, *, training: bool) -> str:
         """Return a phrase about columns that may make a loss NaN or infinite; "" if none do."""
-        with self.stop_clock(TRY_SECONDS):
+        with self._clock.stop_clock(TRY_SECONDS):
             return self.loaders.find_cause(live.model, task.trial, training=training)
 
     # --- models ----------------------------------------------------------
@@ -548,7 +558,6 @@ class UnitRunner:
         live = self.build(task.trial, task.config, task.epochs, reads)
         if reads is not None:
             self.notes[task.trial].read = reads.list_names(task.config)
-        live.own_numbers = OwnNumbers(live.model)
         return live
 
     def build(
@@ -563,7 +572,8 @@ class UnitRunner:
         if reads is None:
             model, torch = build_model(self.context, trial, config, info)
         else:
-            model, torch = self._build_noting(trial, config, info, reads)
+            silent = self.redirect_output(None)
+            model, torch = build_and_note(self.context, trial, config, info, reads, silent)
         self._clock.note_built()
         if not self._tried and is_gpu(where := self.device_of(model)):
             self._try_device(where)
@@ -572,29 +582,15 @@ class UnitRunner:
         self.warnings.take_filters()  # build may have imported the filters' categories
         cuda = torch and (is_gpu(self.context.device) or generators.uses_cuda(model))
         state = generators.capture(torch, cuda)
-        settings = present_settings()
-        return LiveModel(model, torch, cuda, epochs=epochs, generators=state, libraries=settings)
-
-    def _build_noting(
-        self, trial: int, config: Mapping[str, Any], info: Info, reads: Reads
-    ) -> tuple[Any, bool]:
-        """Build a model while noting what ``build`` reads; see `cerebro.worker.read_names`."""
-        output: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        try:
-            built = build_model(self.context, trial, config, info, reads.note_reads)
-        except Exception as error:
-            if not reads.may_have_caused(error):
-                raise
-        else:
-            if not reads.is_held():
-                return built
-            del built
-            output = self.redirect_output(None)  # the first build's output has been logged
-        reads.give_up()
-        DROPPED.add(None)
-        DROPPED.free()
-        with output:
-            return build_model(self.context, trial, config, info)
+        return LiveModel(
+            model,
+            torch,
+            cuda,
+            epochs=epochs,
+            generators=state,
+            libraries=present_settings(),
+            own_numbers=OwnNumbers(model),
+        )
 
     def begin_again(self, live: LiveModel, epoch: int) -> None:
         """Call ``begin_epoch`` before a state is loaded; its output has been logged before."""
@@ -712,15 +708,24 @@ class UnitRunner:
 
     # --- for the comparison of a trial with one after a hop ---------------
 
-    def hash_of(self, live: LiveModel) -> str:
-        return _core.hash_state(_core.pack_state(self.copy_to_host(live)))
-
-    def forget_usage(self) -> None:
-        """Make the next unit measure the memory again, because other work has used some."""
-        self._usage = None
-
-    def stop_clock(self, seconds: float) -> contextlib.AbstractContextManager[None]:
-        return self._clock.stop_clock(seconds)
+    @contextlib.contextmanager
+    def leave_no_trace(self) -> Iterator[None]:
+        """Compute beside a trial's units, without output, warnings and random numbers of it."""
+        turns.allow_giving_away(False)
+        with (
+            self._clock.stop_clock(ASIDE_SECONDS),
+            self.redirect_output(None),
+            self.use_settings(),
+            generators.preserve_generators("torch" in sys.modules),
+            _preserve_keras_seeds(),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            try:
+                yield
+            finally:
+                self._usage = None  # the next unit measures the memory again
+                self.free_checked_models()
 
     def forget_generators(self) -> None:
         """Make the next unit restore its generators, even if the trial is the same."""
@@ -742,3 +747,18 @@ class UnitRunner:
         self.loaders.close()
         self.slots.close_all()
         give_back_memory(self.context.device)
+
+
+@contextlib.contextmanager
+def _preserve_keras_seeds() -> Iterator[None]:
+    """Keep Keras's shared random generator, which each build discards."""
+    state: Any = sys.modules.get("keras.src.backend.common.global_state")
+    seeds: Any = sys.modules.get("keras.src.random.seed_generator")
+    if state is None or seeds is None:
+        yield
+        return
+    shared = state.get_global_attribute(seeds.GLOBAL_SEED_GENERATOR)
+    try:
+        yield
+    finally:
+        state.set_global_attribute(seeds.GLOBAL_SEED_GENERATOR, shared)
