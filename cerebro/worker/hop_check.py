@@ -24,7 +24,7 @@ from cerebro.worker.diagnosis import layout
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.held_arrays import as_bytes, has_objects, is_array
 from cerebro.worker.messages import CheckDone, ModelFacts
-from cerebro.worker.models import Loader, batch_size_of, end_epoch, hash_parameter_order
+from cerebro.worker.models import Loader, end_epoch, hash_parameter_order
 from cerebro.worker.own_numbers import are_equal, attributes_of
 from cerebro.worker.read_names import Reads
 from cerebro.worker.runner import UnitRunner
@@ -265,8 +265,7 @@ class _CheckedModel:
 
     def _make_batches(self, half: int) -> Loader:
         runner = self._runner
-        size = batch_size_of(self._config, runner.context.batch_size)
-        loader = runner.loaders.make(self.live.model, size, training=True, trial=0)
+        loader = runner.loaders.make(self.live.model, self._config, training=True, trial=0)
         loader.begin(runner.context.order().pass_of(0, 0), 0, half * BATCHES, BATCHES)
         return loader
 
@@ -314,10 +313,8 @@ class _CheckedModel:
         generators.restore(live.generators)
         _, validation = runner.context.views(0)
         if validation is not None:
-            size = runner.context.eval_batch_size or batch_size_of(
-                self._config, runner.context.batch_size
-            )
-            loader = runner.loaders.make(live.model, size, training=False, trial=0)
+            size = runner.loaders.batch_size_of(self._config, training=False)
+            loader = runner.loaders.make(live.model, self._config, training=False, trial=0)
             loader.begin([find_first_shards(validation._shard_rows(), size)], 0, 0, 1)
             with generators.preserve_generators(live.torch, seed=0):
                 device = runner.device_of(live.model)

@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import cerebro._core as _core
@@ -14,7 +15,13 @@ from cerebro.machine.devices import is_gpu
 from cerebro.model import read_columns
 from cerebro.worker.diagnosis.data import find_not_finite, summarize_texts
 from cerebro.worker.messages import RunContext
-from cerebro.worker.models import Loader, describe_left_out, find_fitting_columns, make_batches
+from cerebro.worker.models import (
+    Loader,
+    batch_size_of,
+    describe_left_out,
+    find_fitting_columns,
+    make_batches,
+)
 from cerebro.worker.trial_warnings import warn
 
 MAX_LOADERS = 8
@@ -42,10 +49,23 @@ class Loaders:
         self.moved = ""
         """Why PyTorch moves batches to the GPU; empty if they are made there."""
 
-    def make(
-        self, model: Any, batch_size: int, *, training: bool, trial: int, epoch: int = 0
-    ) -> Loader:
+    def batch_size_of(self, config: Mapping[str, Any], *, training: bool) -> int:
         context = self._context
+        size = 0 if training else context.eval_batch_size
+        return size or batch_size_of(config, context.batch_size)
+
+    def make(
+        self,
+        model: Any,
+        config: Mapping[str, Any],
+        *,
+        training: bool,
+        trial: int,
+        epoch: int = 0,
+    ) -> Loader:
+        """Return a loader of the batches of a trial's model."""
+        context = self._context
+        batch_size = self.batch_size_of(config, training=training)
         data = self._data_of(trial, training)
         columns, self.unfit = read_columns(model, data.columns), {}
         if not training and context.folds is None:  # folds are views of the training data

@@ -31,7 +31,7 @@ from cerebro.model import get_whole_pass
 from cerebro.worker.held_arrays import digest, find_arrays, is_gathered
 from cerebro.worker.hop_check import are_same, id_of, walk
 from cerebro.worker.messages import Task, Warned
-from cerebro.worker.models import LiveModel, batch_size_of, end_epoch
+from cerebro.worker.models import LiveModel, end_epoch
 from cerebro.worker.own_numbers import are_equal
 from cerebro.worker.runner import UnitRunner
 
@@ -201,8 +201,7 @@ def _continue_training(
 
 
 def _make_first_batch(runner: UnitRunner, live: LiveModel, task: Task) -> Any:
-    size = batch_size_of(task.config, runner.context.batch_size)
-    loader = runner.loaders.make(live.model, size, training=True, trial=task.trial)
+    loader = runner.loaders.make(live.model, task.config, training=True, trial=task.trial)
     mix = runner.context.order(task.trial).mix(max(task.part, 0), task.epoch)
     loader.begin([mix], task.epoch, 0, 1)
     return next(iter(loader))

@@ -396,6 +396,21 @@ def give_back_memory(device: str) -> int:
     return shards + max(0, int(models))
 
 
+@contextlib.contextmanager
+def preserve_keras_seeds() -> Iterator[None]:
+    """Keep Keras's shared random generator, which each build discards."""
+    state: Any = sys.modules.get("keras.src.backend.common.global_state")
+    seeds: Any = sys.modules.get("keras.src.random.seed_generator")
+    if state is None or seeds is None:
+        yield
+        return
+    shared = state.get_global_attribute(seeds.GLOBAL_SEED_GENERATOR)
+    try:
+        yield
+    finally:
+        state.set_global_attribute(seeds.GLOBAL_SEED_GENERATOR, shared)
+
+
 def begin_again(model: Any, epoch: int) -> None:
     """Call ``begin_epoch`` on a model into which a state from within that epoch is then loaded.
 

@@ -31,22 +31,16 @@ from cerebro.arguments import MAX_INT32, check_whole_number
 from cerebro.data import depots
 from cerebro.data.order import Cut, mix_in_order
 from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
-from cerebro.machine import device_check, generators, turns
+from cerebro.machine import device_check, flags, generators, turns
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import is_gpu, is_short_of_gpu_memory
 from cerebro.machine.files import ExhaustedError, StorageError, explain_storage_errors, is_full
-from cerebro.machine.flags import (
-    TORCH,
-    compute_settings,
-    find_inexact_operation,
-    may_be_inexact,
-    note_operations,
-)
+from cerebro.machine.flags import TORCH
 from cerebro.machine.libraries import JAX, KERAS, apply_settings, present_settings, restore_settings
-from cerebro.model import Info
 from cerebro.run.records import strip_study
 from cerebro.run.states import CloneOf, read_state
-from cerebro.worker import growth
+from cerebro.worker import growth, models, user_errors
+from cerebro.worker.clock import TaskClock
 from cerebro.worker.evaluate import (
     RecordedStepDiffers,
     end_training,
@@ -68,38 +62,12 @@ from cerebro.worker.messages import (
     UnitFailed,
     UnitSums,
 )
-from cerebro.worker.models import (
-    DROPPED,
-    LiveModel,
-    LiveModels,
-    batch_device,
-    batch_size_of,
-    begin_again,
-    build_and_note,
-    build_model,
-    describe_structure,
-    end_epoch,
-    explain_unfit,
-    give_back_memory,
-    hint_at_unfit,
-    load_or_rebuild,
-    load_tree,
-    make_info,
-    pack_tree,
-)
+from cerebro.worker.models import DROPPED, LiveModel, LiveModels
 from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.read_names import ReadNames, Reads
 from cerebro.worker.state_arena import StateArena
 from cerebro.worker.trial_slots import TrialSlots
 from cerebro.worker.trial_warnings import Watch, warn
-from cerebro.worker.user_errors import (
-    bases_of,
-    describe_cause,
-    describe_divergence,
-    names_data,
-    place_of,
-    traceback_of,
-)
 
 MAX_TRIES = 4
 """How many states of a trial are tried because of their structure, which may grow in each unit."""
@@ -128,23 +96,6 @@ class _Computed(NamedTuple):
     """The operations that are not deterministic."""
     unlike: str
     """How a recorded step differed from the ordinary step, after which the unit ran again."""
-
-
-class TaskClock:
-    """Measures the time of a unit alone, see `cerebro._worker`; this one measures nothing."""
-
-    def note_built(self) -> None:
-        """Note that a model has been built and its libraries have been imported."""
-
-    def stop_clock(self, seconds: float) -> contextlib.AbstractContextManager[None]:
-        """Return a context whose time, at most `seconds`, does not count towards the unit."""
-        return contextlib.nullcontext()
-
-    def await_hearing(self, answer: int) -> None:
-        """Wait until the coordinator has heard an answer; this time does not count, either.
-
-        Raise UnitCancelled if the unit is cancelled meanwhile.
-        """
 
 
 @dataclass
@@ -243,7 +194,7 @@ class UnitRunner:
             for runner in self._together:
                 if runner is not self:
                     runner.make_room()
-            if give_back_memory(self.context.device) == 0 and not others and not overlapped:
+            if models.give_back_memory(self.context.device) == 0 and not others and not overlapped:
                 raise
         done = self._run(task)
         return replace(done, dropped=(*others, *done.dropped))
@@ -265,7 +216,7 @@ class UnitRunner:
             kind = "cancelled"
         elif isinstance(error, Diverged):
             kind = "diverged"
-        elif isinstance(error, CorruptDataError) or names_data(
+        elif isinstance(error, CorruptDataError) or user_errors.names_data(
             error, self.context.train, self.context.validation
         ):
             kind = "data"
@@ -278,9 +229,9 @@ class UnitRunner:
         if kind != "error":
             cause, text = text_of(error, 2000), ""
         else:
-            bases, place = bases_of(error), place_of(error)
+            bases, place = user_errors.bases_of(error), user_errors.place_of(error)
             cause = self.describe_cause(error, strip_study(task.config))
-            text = traceback_of(error)
+            text = user_errors.traceback_of(error)
         if kind in ("error", "diverged"):
             append_text(log_path(self.context.log_dir, task.trial), text or cause)
         return UnitFailed(self.worker, task, kind, cause, text, (task.trial,), bases, place)
@@ -289,12 +240,12 @@ class UnitRunner:
         """Describe an error in the user's code, with a hint if there is one."""
         if unfit := self.explain_unfit(error):
             return unfit
-        cause = describe_cause(error, config, self.context.train, self.context.device)
-        return cause + hint_at_unfit(self.loaders.unfit)
+        cause = user_errors.describe_cause(error, config, self.context.train, self.context.device)
+        return cause + models.hint_at_unfit(self.loaders.unfit)
 
     def explain_unfit(self, error: BaseException) -> str:
         """If an error is about validation columns that do not fit, say why; else return ""."""
-        return explain_unfit(error, self.loaders.unfit)
+        return models.explain_unfit(error, self.loaders.unfit)
 
     def has_lost_gpu(self) -> bool:
         """Return whether this process has lost the use of its GPU, as after a failed assertion."""
@@ -384,7 +335,7 @@ class UnitRunner:
         with self.use_settings(unit.not_exact):
             metrics = None
             if task.step == self.context.units_per_epoch - 1:
-                metrics = end_epoch(live, task.epoch)
+                metrics = models.end_epoch(live, task.epoch)
             live.generators = generators.capture(live.torch, live.cuda)
             tree = self.copy_to_host(live)
             if self._try_structure(live, task, tree):
@@ -407,7 +358,7 @@ class UnitRunner:
         Otherwise a trial might be lost at its next hop, or leave states that cannot be loaded.
         Raise StateError if the state cannot be loaded.
         """
-        structure = describe_structure(tree["model"])
+        structure = models.describe_structure(tree["model"])
         last, live.structure = live.structure, structure
         notes = self.notes[task.trial]
         has_room = 2 * live.held_bytes <= self.context.live_bytes
@@ -421,7 +372,7 @@ class UnitRunner:
                 if task.step < self.context.units_per_epoch - 1:
                     self.begin_again(other, task.epoch)
                 other = self.load_anew(other, task, packed, task.epoch)
-                if describe_structure(pack_tree(other)["model"]) != structure:
+                if models.describe_structure(models.pack_tree(other)["model"]) != structure:
                     raise StateError("a part of the state is not loaded")
         except MemoryError:
             return True
@@ -462,7 +413,7 @@ class UnitRunner:
         for shard in part.mix:
             self.loaders.verify(True, shard)
         loader = self.loaders.make(
-            live.model, cut.batch_size, training=True, trial=task.trial, epoch=task.epoch
+            live.model, task.config, training=True, trial=task.trial, epoch=task.epoch
         )
         loader.begin([part.mix], task.epoch, part.start, part.count)
         depots.tell_first_note(loader)
@@ -477,21 +428,20 @@ class UnitRunner:
             before = order.batches_before(task.trial, task.epoch, task.step, cut)
             first = result.not_finite.get("loss")
             cause = self._find_cause_in_data(live, task, training=True)
-            raise Diverged(describe_divergence(task.epoch, before, loss / weight, first) + cause)
+            what = user_errors.describe_divergence(task.epoch, before, loss / weight, first)
+            raise Diverged(what + cause)
         return sums
 
     def _evaluate(self, live: LiveModel, task: Task) -> UnitSums:
         """Validate with separate random generators, so that training is not affected."""
-        context = self.context
-        batch_size = context.eval_batch_size or batch_size_of(task.config, context.batch_size)
-        _, validation = context.views(task.trial)
+        _, validation = self.context.views(task.trial)
         assert validation is not None
         for shard in range(validation.num_shards):
             self.loaders.verify(False, shard)
-        loader = self.loaders.make(live.model, batch_size, training=False, trial=task.trial)
+        loader = self.loaders.make(live.model, task.config, training=False, trial=task.trial)
         loader.begin(mix_in_order(validation), 0)
         depots.tell_first_note(loader)
-        seed = evaluation_seed(context.seed, task.trial, task.epoch)
+        seed = evaluation_seed(self.context.seed, task.trial, task.epoch)
         with generators.preserve_generators(live.torch, seed):
             device = self.device_of(live.model)
             with replay_recorded_steps(live.model, training=False):
@@ -568,12 +518,21 @@ class UnitRunner:
         reads: Reads | None = None,
     ) -> LiveModel:
         """Build a trial's model for `epochs`; note in `reads` what ``build`` reads."""
-        info = self.make_info(trial, config, epochs)
+        context = self.context
+        info = models.make_info(
+            context.views(trial)[0],
+            context.order(trial),
+            trial=trial,
+            epochs=context.epochs if epochs is None else epochs,
+            cut=self._make_cut(config),
+            fold=context.fold_of(trial),
+            device=context.device,
+        )
         if reads is None:
-            model, torch = build_model(self.context, trial, config, info)
+            model, torch = models.build_model(context, trial, config, info)
         else:
             silent = self.redirect_output(None)
-            model, torch = build_and_note(self.context, trial, config, info, reads, silent)
+            model, torch = models.build_and_note(context, trial, config, info, reads, silent)
         self._clock.note_built()
         if not self._tried and is_gpu(where := self.device_of(model)):
             self._try_device(where)
@@ -595,7 +554,7 @@ class UnitRunner:
     def begin_again(self, live: LiveModel, epoch: int) -> None:
         """Call ``begin_epoch`` before a state is loaded; its output has been logged before."""
         with self.redirect_output(None):
-            begin_again(live.model, epoch)
+            models.begin_again(live.model, epoch)
 
     def _try_device(self, device: str) -> None:
         """Try the GPU and compile its kernels without counting the time towards the unit."""
@@ -620,7 +579,9 @@ class UnitRunner:
             with self.redirect_output(None):
                 return self._build_for(task)
 
-        return load_or_rebuild(live, lambda model: self.load_packed(model, packed), rebuild, epoch)
+        return models.load_or_rebuild(
+            live, lambda model: self.load_packed(model, packed), rebuild, epoch
+        )
 
     def _load_clone(self, live: LiveModel, task: Task, clone_of: CloneOf) -> LiveModel:
         """Load the model state of another trial into a new trial, but not its generators."""
@@ -634,7 +595,7 @@ class UnitRunner:
                 live.model.load_state_dict(state)
 
         with self.use_settings():
-            live = load_or_rebuild(live, load, lambda: self._build_for(task), task.epoch - 1)
+            live = models.load_or_rebuild(live, load, lambda: self._build_for(task), task.epoch - 1)
         live.position = task.position
         return live
 
@@ -643,27 +604,15 @@ class UnitRunner:
         if is_gpu(self.context.device):
             DROPPED.free(all_sizes=True)
 
-    def make_info(self, trial: int, config: Mapping[str, Any], epochs: int | None = None) -> Info:
-        context = self.context
-        return make_info(
-            context.views(trial)[0],
-            context.order(trial),
-            trial=trial,
-            epochs=context.epochs if epochs is None else epochs,
-            cut=self._make_cut(config),
-            fold=context.fold_of(trial),
-            device=context.device,
-        )
-
     def _make_cut(self, config: Mapping[str, Any], accumulate: int = 1) -> Cut:
-        context = self.context
-        return Cut(batch_size_of(config, context.batch_size), context.drop_last, accumulate)
+        size = self.loaders.batch_size_of(config, training=True)
+        return Cut(size, self.context.drop_last, accumulate)
 
     # --- devices ---------------------------------------------------------
 
     def device_of(self, model: Any) -> str:
         """Return the device of a model's batches and metrics: for PyTorch, the run's device."""
-        return batch_device(model, self.context.device)
+        return models.batch_device(model, self.context.device)
 
     @contextlib.contextmanager
     def use_settings(
@@ -675,30 +624,30 @@ class UnitRunner:
         """
         context = self.context
         choice = context.deterministic, context.device
-        with compute_settings(context.threads, *choice, strict=strict):
-            if not may_be_inexact(*choice):
+        with flags.compute_settings(context.threads, *choice, strict=strict):
+            if not flags.may_be_inexact(*choice):
                 yield
                 return
-            with note_operations(set() if not_exact is None else not_exact):
+            with flags.note_operations(set() if not_exact is None else not_exact):
                 yield
 
     def tolerates(self, error: BaseException, not_exact: set[str]) -> bool:
         """Return whether the work may run again without `strict`; add the operation's name."""
-        name = find_inexact_operation(error, self.context.deterministic, self.context.device)
+        name = flags.find_inexact_operation(error, self.context.deterministic, self.context.device)
         if name is not None:
             not_exact.add(name)
         return name is not None
 
     def copy_to_host(self, live: LiveModel) -> dict[str, Any]:
         """Return a trial's state in host memory; tensors on a GPU are copied."""
-        tree = pack_tree(live)
+        tree = models.pack_tree(live)
         if self.device_of(live.model) == "cpu":
             return tree
         return self._arena.to_host(tree)  # type: ignore[no-any-return]
 
     def load_packed(self, live: LiveModel, buffer: Any) -> None:
         """Load a packed state into a live model, on the model's device."""
-        load_tree(live, buffer, self.device_of(live.model), self._arena)
+        models.load_tree(live, buffer, self.device_of(live.model), self._arena)
 
     # --- the process's settings -------------------------------------------
 
@@ -717,7 +666,7 @@ class UnitRunner:
             self.redirect_output(None),
             self.use_settings(),
             generators.preserve_generators("torch" in sys.modules),
-            _preserve_keras_seeds(),
+            models.preserve_keras_seeds(),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")
@@ -746,19 +695,4 @@ class UnitRunner:
         self._arena = StateArena()
         self.loaders.close()
         self.slots.close_all()
-        give_back_memory(self.context.device)
-
-
-@contextlib.contextmanager
-def _preserve_keras_seeds() -> Iterator[None]:
-    """Keep Keras's shared random generator, which each build discards."""
-    state: Any = sys.modules.get("keras.src.backend.common.global_state")
-    seeds: Any = sys.modules.get("keras.src.random.seed_generator")
-    if state is None or seeds is None:
-        yield
-        return
-    shared = state.get_global_attribute(seeds.GLOBAL_SEED_GENERATOR)
-    try:
-        yield
-    finally:
-        state.set_global_attribute(seeds.GLOBAL_SEED_GENERATOR, shared)
+        models.give_back_memory(self.context.device)
