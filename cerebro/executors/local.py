@@ -99,16 +99,14 @@ def pickle_context(context: object) -> bytes:
     try:
         _Pickler(out).dump(context)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
+        what, cure = "build", "create the objects that it needs inside build"
         # A build that the user has not written says what the user has given instead.
         unsent = getattr(getattr(context, "build", None), "unsent", None)
         if unsent is not None:
-            raise InputError(
-                f"{unsent} cannot be sent to worker processes ({error}): give objects that pickle "
-                "can copy, or train in this process with workers=0"
-            ) from error
+            what, cure = unsent, "give objects that pickle can copy"
         raise InputError(
-            f"build cannot be sent to worker processes ({error}): create the objects that it needs "
-            "inside build, or train in this process with workers=0"
+            f"{what} cannot be sent to worker processes ({error}): {cure}, or train in this "
+            "process with workers=0"
         ) from error
     return out.getvalue()
 

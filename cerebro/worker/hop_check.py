@@ -91,7 +91,13 @@ def check_hop(
         return replace(done, error=runner.describe_cause(error, config))
     from cerebro.worker.diagnosis.diagnose import diagnose  # only some workers need it
 
-    findings = diagnose(hopped, packed, *runner.context.views(0), thorough=thorough)
+    findings = diagnose(
+        hopped.live,
+        functools.partial(hopped.load, packed),
+        functools.partial(hopped.batch, 0),
+        *runner.context.views(0),
+        thorough=thorough,
+    )
     if not problems and not isinstance(hopped.live.model, BaseModel):
         findings = layout.check_layouts(straight.layouts, hopped.layouts) + findings
     gain = _measure_graph_gain(straight)

@@ -40,17 +40,13 @@ from cerebro.worker.user_errors import describe, names_data, traceback_of
 def execute(runner: UnitRunner, job: Job) -> Event:
     """Run a job and return its result; the settings that a model's build left end with the job."""
     try:
-        return _execute(runner, job)
+        if isinstance(job, CheckTask):
+            return check(runner, job)
+        if isinstance(job, ShardTask):
+            return make_shard(runner, job)
+        return warm(runner, job) if isinstance(job, WarmTask) else run(runner, job)
     finally:
         runner.end_settings()
-
-
-def _execute(runner: UnitRunner, job: Job) -> Event:
-    if isinstance(job, CheckTask):
-        return check(runner, job)
-    if isinstance(job, ShardTask):
-        return make_shard(runner, job)
-    return warm(runner, job) if isinstance(job, WarmTask) else run(runner, job)
 
 
 def run(runner: UnitRunner, task: Task) -> UnitDone | UnitFailed:

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,12 +47,9 @@ def check_losses(losses: Sequence[float], *, opaque: bool) -> Iterator[Finding]:
 
     `opaque` says whether the loss may be a share or a count, as in a model of the user's own class.
     """
-    first = losses[0] if losses else 0.0
-    bad = next((loss for loss in losses if not math.isfinite(loss)), None)
-    if bad is not None:
+    if len(losses) < LEAST_STEPS or not all(map(math.isfinite, losses)):
         return  # `check_infinite` reports the cause
-    if len(losses) < LEAST_STEPS:
-        return
+    first = losses[0]
     if all(loss == first for loss in losses):
         yield Finding(
             "constant-loss",
@@ -195,21 +192,10 @@ class Columns(NamedTuple):
     target: str | None = None
 
 
-class Patient(Protocol):
-    """A model that has trained on a few batches and may be changed by the diagnosis."""
-
-    live: LiveModel
-
-    def load(self, packed: Any) -> None:
-        """Load a packed state."""
-
-    def batch(self, half: int) -> Any:
-        """Return one of the batches on which the model was trained."""
-
-
 def diagnose(
-    patient: Patient,
-    packed: Any,
+    live: LiveModel,
+    load: Callable[[], None],
+    make_batch: Callable[[], Any],
     train: Dataset,
     validation: Dataset | None,
     *,
@@ -217,10 +203,9 @@ def diagnose(
 ) -> list[Finding]:
     """Return the likely mistakes in a model and its data, the most certain first.
 
-    `packed` is a state of the model after a few batches. `thorough` says whether to look at more
-    rows and to train and evaluate on more batches.
+    `load` loads the model's state after a few batches, and `make_batch` returns one of them.
+    `thorough` says whether to look at more rows and to train and evaluate on more batches.
     """
-    live = patient.live
     with (
         generators.preserve_generators(live.torch),
         warnings.catch_warnings(),
@@ -228,7 +213,8 @@ def diagnose(
     ):
         warnings.simplefilter("ignore")  # warnings of the training itself were noted before
         try:
-            findings = _Diagnosis(patient, packed, train, validation, thorough).findings()
+            diagnosis = _Diagnosis(live, load, make_batch(), train, validation, thorough)
+            findings = diagnosis.findings()
         except Exception:
             return []
     return sorted(dict.fromkeys(findings), key=lambda finding: not finding.matters)
@@ -237,30 +223,31 @@ def diagnose(
 class _Diagnosis:
     def __init__(
         self,
-        patient: Patient,
-        packed: Any,
+        live: LiveModel,
+        load: Callable[[], None],
+        batch: Any,
         train: Dataset,
         validation: Dataset | None,
         thorough: bool,
     ) -> None:
-        self._patient, self._packed = patient, packed
-        self._model = patient.live.model
+        self._live, self._load, self._batch = live, load, batch
+        self._model = live.model
         self._train_data, self._validation = train, validation
         self._thorough = thorough
         self._columns = read_columns(self._model)
         self._found: list[Finding] = []
 
     def findings(self) -> list[Finding]:
-        self._batch = self._patient.batch(0)
         uses: list[LabelUse] = []
-        if self._patient.live.torch:
+        if self._live.torch:
             self._run_check(lambda: self._check_torch(uses))
         self._run_check(self._check_sizes)
         self._run_check(self._check_steps)
         self._run_check(lambda: self._check_outputs(uses))
+        train, validation, thorough = self._train_data, self._validation, self._thorough
         for use in uses:
-            self._run_check(partial(self._check_labels, use))
-        self._run_check(self._check_columns)
+            self._run_check(partial(data.check_labels, use, train, validation, thorough))
+        self._run_check(lambda: data.check_columns(train, validation, *self._columns, thorough))
         return self._found
 
     def _run_check(self, find: Callable[[], Iterable[Finding]]) -> None:
@@ -275,8 +262,8 @@ class _Diagnosis:
         return any(finding.matters for finding in self._found)
 
     def _restore(self) -> None:
-        self._patient.load(self._packed)
-        generators.restore(self._patient.live.generators)
+        self._load()
+        generators.restore(self._live.generators)
 
     # --- parts -----------------------------------------------------------------
 
@@ -302,7 +289,7 @@ class _Diagnosis:
 
     def _check_sizes(self) -> Iterable[Finding]:
         """Evaluate the same few rows once, twice and four times in one batch."""
-        if not self._patient.live.torch and not self._thorough:
+        if not self._live.torch and not self._thorough:
             return  # JAX would have to compile for each size
         if hasattr(self._model, "estimator"):
             return  # its library computes the loss
@@ -365,14 +352,6 @@ class _Diagnosis:
             share = data.measure_majority_share(self._train_data, str(names.target))
             yield from outputs.check_majority(outputs_of_batch, target, share)
 
-    def _check_labels(self, use: LabelUse) -> Iterable[Finding]:
-        return data.check_labels(use, self._train_data, self._validation, self._thorough)
-
-    def _check_columns(self) -> Iterable[Finding]:
-        return data.check_columns(
-            self._train_data, self._validation, *self._columns, self._thorough
-        )
-
     # --- the model at work -------------------------------------------------------
 
     def _train_steps(self) -> list[float]:
@@ -405,9 +384,8 @@ class _Diagnosis:
 
     def _evaluate(self, batch: Any) -> dict[str, float] | None:
         """Return the evaluation metrics of a batch; None if it cannot be evaluated."""
-        live = self._patient.live
         try:
-            with generators.preserve_generators(live.torch, seed=0):
+            with generators.preserve_generators(self._live.torch, seed=0):
                 evaluate = get_whole_pass(self._model)
                 if evaluate is not None:
                     return convert_metrics(evaluate([copy_batch(batch)]))
