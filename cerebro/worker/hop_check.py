@@ -22,10 +22,9 @@ from cerebro.machine.devices import is_gpu
 from cerebro.model import BaseModel, declares_metrics, is_cpu_only, named_metrics, words_of
 from cerebro.worker.diagnosis import layout
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
-from cerebro.worker.held_arrays import as_bytes, has_objects, is_array
 from cerebro.worker.messages import CheckDone, ModelFacts
 from cerebro.worker.models import Loader, end_epoch, hash_parameter_order
-from cerebro.worker.own_numbers import are_equal, attributes_of
+from cerebro.worker.own_numbers import are_equal, as_bytes, attributes_of, has_objects, is_array
 from cerebro.worker.read_names import Reads
 from cerebro.worker.runner import UnitRunner
 from cerebro.worker.user_errors import describe

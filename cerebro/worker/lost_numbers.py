@@ -28,11 +28,10 @@ import cerebro._core as _core
 from cerebro.machine import generators
 from cerebro.machine.devices import is_gpu
 from cerebro.model import get_whole_pass
-from cerebro.worker.held_arrays import digest, find_arrays, is_gathered
 from cerebro.worker.hop_check import are_same, id_of, walk
 from cerebro.worker.messages import Task, Warned
 from cerebro.worker.models import LiveModel, end_epoch
-from cerebro.worker.own_numbers import are_equal
+from cerebro.worker.own_numbers import are_equal, digest, find_arrays, is_gathered
 from cerebro.worker.runner import UnitRunner
 
 MOST_NAMED = 3

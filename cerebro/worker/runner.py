@@ -153,8 +153,6 @@ class UnitRunner:
             JAX.imported.clear()
         TORCH.apply(context.libraries.get("torch", {}))
 
-    # --- units -----------------------------------------------------------
-
     def run(self, task: Task) -> UnitDone | UnitFailed:
         """Run one unit; errors of the user's code, data or disk are returned, not raised."""
         self.loaders.unfit = {}
@@ -458,8 +456,6 @@ class UnitRunner:
         with self._clock.stop_clock(TRY_SECONDS):
             return self.loaders.find_cause(live.model, task.trial, training=training)
 
-    # --- models ----------------------------------------------------------
-
     def _take_model(self, task: Task) -> tuple[LiveModel, bool, bool]:
         """Return the trial's model, whether its state was loaded, and whether it was built.
 
@@ -608,8 +604,6 @@ class UnitRunner:
         size = self.loaders.batch_size_of(config, training=True)
         return Cut(size, self.context.drop_last, accumulate)
 
-    # --- devices ---------------------------------------------------------
-
     def device_of(self, model: Any) -> str:
         """Return the device of a model's batches and metrics: for PyTorch, the run's device."""
         return models.batch_device(model, self.context.device)
@@ -649,13 +643,9 @@ class UnitRunner:
         """Load a packed state into a live model, on the model's device."""
         models.load_tree(live, buffer, self.device_of(live.model), self._arena)
 
-    # --- the process's settings -------------------------------------------
-
     def end_settings(self) -> None:
         """Undo the settings of PyTorch, Keras and JAX that a model's ``build`` left."""
         restore_settings(self.context.libraries)
-
-    # --- for the comparison of a trial with one after a hop ---------------
 
     @contextlib.contextmanager
     def leave_no_trace(self) -> Iterator[None]:
@@ -686,8 +676,6 @@ class UnitRunner:
         path = log_path(self.context.log_dir, trial)
         with redirect_descriptors(path) if self._own_process else redirect_streams(path):
             yield
-
-    # --- the end ---------------------------------------------------------
 
     def close(self) -> None:
         """Release models, loaders, mapped files and cached GPU memory."""

@@ -25,9 +25,6 @@ AHEAD = 4
 """The most batches of a unit whose work may wait on its stream."""
 
 
-# --- waiting -------------------------------------------------------------------
-
-
 def record_event() -> Any:
     """Return an event behind all work on PyTorch's current stream."""
     import torch
@@ -64,9 +61,6 @@ class Ahead:
         if self._marks:
             wait_for(self._marks.pop())
             self._marks.clear()
-
-
-# --- a stream --------------------------------------------------------------------
 
 
 class CudaStream:
@@ -107,9 +101,6 @@ def open_stream(device: str) -> CudaStream | None:
         if is_gpu(device) and torch.cuda.is_available():
             return CudaStream(device)
     return None
-
-
-# --- what units take in turn -------------------------------------------------------
 
 
 class _Descriptors:
