@@ -230,15 +230,13 @@ class ForkServers:
                 if server is None or not server.prepare(wait=wait):
                     return None
                 return server.fork(variables, files)
-            except (EOFError, OSError, Unusable) as error:
-                if server is not None:
+            except BaseException as error:
+                if server is not None:  # stop it even on Ctrl-C: an answer may still arrive
                     self._stop(server)
                     if isinstance(error, Unusable):
                         self._unusable.add(server.conditions)
-                return None
-            except BaseException:  # Ctrl-C: an answer may still arrive
-                if server is not None:
-                    self._stop(server)
+                if isinstance(error, (EOFError, OSError, Unusable)):
+                    return None
                 raise
 
     def close(self) -> None:

@@ -77,11 +77,19 @@ class _Kept:
         """Return the entries, with tensors on a device replaced by numbers."""
         if self._ahead is not None:
             self._ahead.finish()
-        waiting: list[Any] = []
+        waiting: dict[int, Any] = {}
+
+        def note(value: Any) -> None:
+            if _is_scalar_elsewhere(value):
+                waiting[id(value)] = value
+
         for _, values in self.entries:
-            waiting += [v for v in _flatten(values) if _is_scalar_elsewhere(v)]
-        numbers = iter(_read_numbers(waiting))
-        return [(rows, _fill_in(values, numbers)) for rows, values in self.entries]
+            _map_values(values, note)
+        numbers = dict(zip(waiting, _read_numbers([*waiting.values()]), strict=True))
+        return [
+            (rows, _map_values(values, lambda value: numbers.get(id(value), value)))
+            for rows, values in self.entries
+        ]
 
 
 class _Finished:
@@ -100,21 +108,12 @@ class _Finished:
             yield values
 
 
-def _flatten(values: Any) -> Iterator[Any]:
-    for value in values.values() if isinstance(values, Mapping) else ():
-        yield from value if isinstance(value, tuple) else (value,)
-
-
-def _fill_in(values: Any, numbers: Iterator[float]) -> Any:
-    """Replace tensors by the numbers that were read from them, in the order of `_flatten`."""
+def _map_values(values: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a step's values with ``function(value)`` for each of them, also in tuples."""
     if not isinstance(values, Mapping):
         return values
-
-    def number(value: Any) -> Any:
-        return next(numbers) if _is_scalar_elsewhere(value) else value
-
     return {
-        name: tuple(map(number, value)) if isinstance(value, tuple) else number(value)
+        name: tuple(map(function, value)) if isinstance(value, tuple) else function(value)
         for name, value in values.items()
     }
 

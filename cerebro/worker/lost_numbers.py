@@ -31,7 +31,7 @@ from cerebro.model import get_whole_pass
 from cerebro.worker.hop_check import are_same, id_of, walk
 from cerebro.worker.messages import Task, Warned
 from cerebro.worker.models import LiveModel, end_epoch
-from cerebro.worker.own_numbers import are_equal, digest, find_arrays, is_gathered
+from cerebro.worker.own_numbers import OwnNumbers, are_equal, find_arrays, is_gathered
 from cerebro.worker.runner import UnitRunner
 
 MOST_NAMED = 3
@@ -46,47 +46,42 @@ def warn_of_lost_numbers(runner: UnitRunner, task: Task) -> tuple[Warned, ...]:
     if live is None or live.own_numbers is None:
         return ()
     try:
-        examined = runner.notes[task.trial].examined
+        own, examined = live.own_numbers, runner.notes[task.trial].examined
         age = task.position + 1
-        numbers, arrays = live.own_numbers.find_changed(), live.own_numbers.find_changed_arrays()
-        numbers = {path: value for path, value in numbers.items() if path not in examined}
-        arrays = {path: value for path, value in arrays.items() if _is_due(examined, path, age)}
-        if not numbers and not arrays:
+        changed = {
+            path: value
+            for path, value in own.find_changed().items()
+            if _is_due(examined.get(path, []), age, path in own.arrays)
+        }
+        if not changed:
             return ()
-        examined |= {path: [] for path in numbers}
-        examined |= {path: [*examined.get(path, []), age] for path in arrays}
-        lost = _find_lost(runner, task, live, numbers, arrays)
+        examined |= {path: [*examined.get(path, []), age] for path in changed}
+        lost = _find_lost(runner, task, live, own, changed)
         examined |= {path: ARRAY_LOOKS * [age] for path in lost}
         return _make_warnings(runner, task, lost) if lost else ()
     except Exception:
         return ()
 
 
-def _is_due(examined: Mapping[str, list[int]], path: str, age: int) -> bool:
-    looks = examined.get(path, [])
-    return not looks or (len(looks) < ARRAY_LOOKS and age >= 2 * looks[-1])
+def _is_due(looks: list[int], age: int, is_array: bool) -> bool:
+    return not looks or (is_array and len(looks) < ARRAY_LOOKS and age >= 2 * looks[-1])
 
 
 def _find_lost(
-    runner: UnitRunner,
-    task: Task,
-    live: LiveModel,
-    numbers: Mapping[str, Any],
-    arrays: Mapping[str, Any],
+    runner: UnitRunner, task: Task, live: LiveModel, own: OwnNumbers, changed: Mapping[str, Any]
 ) -> list[str]:
     """Return the paths of the numbers and arrays that a hop loses and on which training depends."""
     state = live.model.state_dict()
     saved = _list_saved_numbers(state)
-    numbers = {
-        path: value for path, value in numbers.items() if (_last_part_of(path), value) not in saved
-    }
-    memory = {id_of(value) for _, value in walk(state, "")} if arrays else set()
-    arrays = {
-        path: value
-        for path, value in arrays.items()
-        if not all(id_of(array) in memory for array in find_arrays(value))
-    }
-    if not (numbers or arrays) or not _is_comparable(runner, task, live):
+    memory = {id_of(value) for _, value in walk(state, "")}
+
+    def is_saved(path: str, value: Any) -> bool:
+        if path in own.arrays:
+            return all(id_of(array) in memory for array in find_arrays(value))
+        return (_last_part_of(path), value) in saved
+
+    changed = {path: value for path, value in changed.items() if not is_saved(path, value)}
+    if not changed or not _is_comparable(runner, task, live):
         return []
     with runner.leave_no_trace():
         first = runner.build(task.trial, task.config, task.epochs)
@@ -94,15 +89,17 @@ def _find_lost(
         # Objects that all models share, such as a clock, have the same values in a model just
         # built.
         built = first.own_numbers.built
-        numbers = {
-            path: value for path, value in numbers.items() if not are_equal(built.get(path), value)
+        changed = {
+            path: value
+            for path, value in changed.items()
+            if not are_equal(built.get(path), own.mark(path, value))
         }
-        now = first.own_numbers.digest_arrays()
-        arrays = {path: value for path, value in arrays.items() if now[path] != digest(value)}
-        if not (numbers or arrays):
+        if not changed:
             return []
         without = _continue_training(runner, task, first, {})
         del first  # memory then holds at most one model besides the trial's
+        numbers = {path: value for path, value in changed.items() if path not in own.arrays}
+        arrays = {path: value for path, value in changed.items() if path in own.arrays}
         lost = []
         for values, find_lost in ((numbers, _find_lost_numbers), (arrays, _find_lost_arrays)):
             if values:
@@ -122,7 +119,7 @@ def _find_lost_numbers(
         for path in numbers
         # A number that differs between two models just built is the number of an object.
         if are_equal(without.built.get(path), them.built.get(path))
-        and not are_equal(without.numbers.get(path), them.numbers.get(path))
+        and not are_equal(without.marks.get(path), them.marks.get(path))
     ]
 
 
@@ -133,7 +130,7 @@ def _find_lost_arrays(
     return [
         path
         for path, value in arrays.items()
-        if without.arrays.get(path) != them.arrays.get(path) and (not alike or is_gathered(value))
+        if without.marks.get(path) != them.marks.get(path) and (not alike or is_gathered(value))
     ]
 
 
@@ -161,8 +158,7 @@ def _is_comparable(runner: UnitRunner, task: Task, live: LiveModel) -> bool:
 
 class _Continued(NamedTuple):
     built: Mapping[str, Any]
-    numbers: Mapping[str, Any]
-    arrays: Mapping[str, Any]
+    marks: Mapping[str, Any]
     results: Any
     state_hash: str
 
@@ -194,9 +190,7 @@ def _continue_training(
     results.append(end_epoch(live, task.epoch))
     live.generators = generators.capture(live.torch, live.cuda)
     state_hash = _core.hash_state(_core.pack_state(runner.copy_to_host(live)))
-    return _Continued(
-        values.built, values.read_numbers(), values.digest_arrays(), results, state_hash
-    )
+    return _Continued(values.built, values.read_marks(), results, state_hash)
 
 
 def _make_first_batch(runner: UnitRunner, live: LiveModel, task: Task) -> Any:

@@ -78,63 +78,54 @@ class _Place(NamedTuple):
 class OwnNumbers:
     """The numbers and arrays of the user's objects in a model, by path.
 
-    `built` has the numbers when this object was made. An attribute with arrays, or with a container
-    of arrays, has one path.
+    An attribute with arrays, or with a container of arrays, has one path, in `arrays`. Each path
+    has a mark: the number itself, or a digest of the arrays. `built` has the marks when this object
+    was made.
     """
 
     def __init__(self, model: Any) -> None:
+        self.arrays: set[str] = set()
         self._places: dict[str, _Place] = {}
         self._generators: dict[str, Any] = {}
-        self._arrays: dict[str, _Place] = {}
-        seen: dict[int, Any] = {}
         try:
-            self._collect(model, "model", _is_users(type(model)), MAX_DEPTH, seen)
+            self._collect(model, "model", _is_users(type(model)), MAX_DEPTH, {})
         except Exception:  # an object may fail to give its attributes
             self._places.clear()
-            self._arrays.clear()
-        self.built = self.read_numbers()
-        self._digests = self.digest_arrays()
+        self.built = self.read_marks()
 
-    def read_numbers(self) -> dict[str, Any]:
-        """Return the present numbers; those whose place is gone are left out."""
-        numbers = {}
+    def read_marks(self) -> dict[str, Any]:
+        """Return the present marks; a path is left out if its place, or what was there, is gone."""
+        marks = {}
         for path, place in self._places.items():
-            try:
-                value = place.read()
-            except (LookupError, ValueError):
-                continue
-            if isinstance(value, _NUMBERS):
-                numbers[path] = value
-        return numbers
+            with contextlib.suppress(Exception):
+                mark = self.mark(path, place.read())
+                if mark is not None:
+                    marks[path] = mark
+        return marks
+
+    def mark(self, path: str, value: Any) -> Any:
+        """Return the mark of a value at a path; None if it is neither a number nor has arrays."""
+        if path in self.arrays:
+            return digest(value)
+        return value if isinstance(value, _NUMBERS) else None
 
     def find_changed(self) -> dict[str, Any]:
-        now = self.read_numbers()
+        """Return the values whose marks are not those of the model as it was built."""
         return {
-            path: value for path, value in now.items() if not are_equal(value, self.built[path])
+            path: self._places[path].read()
+            for path, mark in self.read_marks().items()
+            if not are_equal(mark, self.built.get(path))
         }
 
-    def digest_arrays(self) -> dict[str, Any]:
-        """Return an approximate digest of each array attribute; None if there is no array."""
-        return {path: _digest_of(place) for path, place in self._arrays.items()}
-
-    def find_changed_arrays(self) -> dict[str, Any]:
-        return {
-            path: self._arrays[path].read()
-            for path, now in self.digest_arrays().items()
-            if now is not None and now != self._digests[path]
-        }
-
-    def write(self, numbers: Mapping[str, Any]) -> None:
+    def write(self, values: Mapping[str, Any]) -> None:
         """Set numbers, or copies of attributes with arrays, by path."""
-        for path, value in numbers.items():
-            if path in self._arrays:
-                self._arrays[path].write(copy_value(value))
-            else:
-                self._places[path].write(value)
+        for path, value in values.items():
+            self._places[path].write(copy_value(value))
 
     def read_with_generators(self) -> dict[str, Any]:
         """Return the present numbers, and the states of random generators as bytes."""
-        values = self.read_numbers()
+        marks = self.read_marks()
+        values = {path: mark for path, mark in marks.items() if path not in self.arrays}
         for path, generator in self._generators.items():
             with contextlib.suppress(Exception):
                 values[path] = _state_of(generator)
@@ -153,9 +144,11 @@ class OwnNumbers:
                 continue
             in_container = type(value) in _CONTAINERS
             if is_users and not in_container and _may_hold_arrays(child):
-                self._arrays[path + part] = place
+                self._places[path + part] = place
+                self.arrays.add(path + part)
             if isinstance(child, queue.Queue):
-                self._arrays[f"{path}{part}.queue"] = _Place(vars(child), "queue")
+                self._places[f"{path}{part}.queue"] = _Place(vars(child), "queue")
+                self.arrays.add(f"{path}{part}.queue")
             elif isinstance(child, _NUMBERS):
                 if is_users and place.key != _MODE:
                     self._places[path + part] = place
@@ -219,13 +212,6 @@ def _may_hold_arrays(value: Any) -> bool:
     if isinstance(value, _NUMBERS):
         return False
     return value is None or isinstance(value, CONTAINERS) or is_array(value)
-
-
-def _digest_of(place: _Place) -> Any:
-    try:
-        return digest(place.read())
-    except Exception:  # the place is gone, or an array cannot be read
-        return None
 
 
 def _find_owner(value: Any) -> Any:
