@@ -42,10 +42,7 @@ otherwise a file there with the name of a library would be imported instead of t
 def start_program(
     arguments: Iterable[str], variables: Mapping[str, str], files: Sequence[int]
 ) -> subprocess.Popen[bytes]:
-    """Start the program as the leader of a new session; it inherits the open descriptors `files`.
-
-    Raise OSError if the system lacks a process, memory or descriptors.
-    """
+    """Start the program in a new session with the open descriptors `files`, or raise OSError."""
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments],
         stdin=subprocess.DEVNULL,
@@ -79,10 +76,7 @@ Conditions = tuple[Any, ...]
 
 
 def forks_workers() -> bool:
-    """Return whether workers without a GPU are forked here instead of started as programs.
-
-    Raise InputError if ``CEREBRO_FORK`` has an invalid value.
-    """
+    """Return whether workers without a GPU are forked; raise InputError for a bad variable."""
     enabled = read_switch(VARIABLE, default=True)
     # A process that ignores SIGCHLD cannot wait for a child, nor can its fork server.
     ignores = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
@@ -152,11 +146,7 @@ class ForkServer:
         return self.process.poll() is None and are_current(self.sources)
 
     def prepare(self, *, wait: bool) -> bool:
-        """Return whether the server is ready to fork.
-
-        Raise Unusable if it can never become ready, and OSError if it has stopped or does not
-        answer.
-        """
+        """Return whether the server can fork; raise Unusable if it never can, or OSError."""
         if not self.is_ready:
             end = time.monotonic() + START_SECONDS
             while not wait_for([self.connection], 0.5 if wait else 0.0):
@@ -180,10 +170,7 @@ class ForkServer:
         return True
 
     def fork(self, variables: Mapping[str, str], files: tuple[int, int]) -> Child:
-        """Return a new worker with the descriptors of its socket and of its page of heartbeats.
-
-        Raise EOFError or OSError if the server or the system fails.
-        """
+        """Return a new worker with the socket and page `files`, or raise EOFError or OSError."""
         request = {"directory": os.getcwd(), "variables": dict(variables)}  # noqa: PTH109
         with adopt_orphans():
             send(self.connection, request, (1, 2, *files))
@@ -285,10 +272,7 @@ class ForkServers:
 
 
 def _determine_conditions(variables: Mapping[str, str]) -> Conditions:
-    """Return the conditions that a server must have to fork a worker with these variables.
-
-    Raise OSError if the system does not report what this process passes on to a program.
-    """
+    """Return what a server and its workers must have in common, or raise OSError."""
     fixed = {name: value for name, value in variables.items() if not name.startswith(HANDED_OVER)}
     return sys.executable, tuple(sorted(fixed.items())), read_inherited_attributes()
 

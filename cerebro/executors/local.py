@@ -112,10 +112,7 @@ def pickle_context(context: object) -> bytes:
 
 
 def are_together(seats: Sequence[Device | None]) -> bool:
-    """Return whether ``CEREBRO_GPU_STREAMS`` makes the workers of a GPU share one process.
-
-    Raise InputError if its value is invalid.
-    """
+    """Return whether the workers of a GPU share a process; raise InputError for a bad variable."""
     gpus = [device for device in seats if device is not None]
     return read_switch(VARIABLE, default=False) and len(set(gpus)) < len(gpus)
 

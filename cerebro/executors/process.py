@@ -46,10 +46,7 @@ os.register_at_fork(after_in_child=_close_sockets_in_fork)
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """A worker process, its socket, and its page of heartbeats.
-
-    Several workers may share a process, each with its own socket and page; they end together.
-    """
+    """A worker, its process, its socket and its page of heartbeats; several may share a process."""
 
     process: subprocess.Popen[bytes] | Child
     channel: Channel

@@ -92,10 +92,7 @@ def place_pools(
     order: EpochOrder,
     together: bool,
 ) -> SeatedShards:
-    """Return where the pools of a search stay; see `fits_gpu_memory`.
-
-    `together` says whether the workers of a GPU are one process, which holds its shards once.
-    """
+    """Return where pools stay; `together` says whether the workers of a GPU are one process."""
     holders = list(range(len(seats)))
     if together:
         gpus = list(dict.fromkeys(seats))

@@ -145,11 +145,7 @@ class RecordedStepDiffers(Exception):
 
 @contextlib.contextmanager
 def replay_recorded_steps(model: Any, *, training: bool) -> Iterator[None]:
-    """Let a model of `cerebro.torch` replay recorded steps in a unit.
-
-    Raise RecordedStepDiffers if the unit must run again with ordinary steps, from the state before
-    it.
-    """
+    """Let a model replay recorded steps; raise RecordedStepDiffers if the unit must run again."""
     begin = getattr(model, "begin_recorded_unit", None)
     if begin is None:
         yield

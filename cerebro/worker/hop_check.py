@@ -159,10 +159,7 @@ def _differs_from_itself(straight: _CheckedModel) -> bool:
 
 
 def _find_problems_after_epoch(straight: _CheckedModel) -> list[str]:
-    """Compare with a hop between two epochs, for data of few batches.
-
-    There are no problems if the model fails in the second epoch: it may have been made for one.
-    """
+    """Compare with a hop between two epochs, for data of few batches."""
 
     def train_hopped() -> _CheckedModel:
         hopped = straight.build_again()
@@ -180,16 +177,12 @@ def _find_problems_after_epoch(straight: _CheckedModel) -> list[str]:
         if problems and hopped.hash_state() != train_hopped().hash_state():
             return [_NOT_DETERMINISTIC]
         return problems
-    except Exception:
+    except Exception:  # the model may have been made for one epoch
         return []
 
 
 def _find_problems_between_epochs(straight: _CheckedModel) -> list[str]:
-    """Begin the next epoch with and without a hop before it; return the problems.
-
-    Only a ``begin_epoch`` or ``end_epoch`` of the user changes what a state may lack here. There
-    are no problems if it fails: after a few batches, it may need a whole epoch.
-    """
+    """Begin the next epoch with and without a hop before it; return the problems."""
 
     def train_hopped() -> _CheckedModel:
         hopped = straight.build_again()
@@ -198,7 +191,7 @@ def _find_problems_between_epochs(straight: _CheckedModel) -> list[str]:
         return hopped
 
     if not _has_own_epochs(straight.live.model):
-        return []
+        return []  # then the state lacks nothing here
     try:
         packed, epoch = straight.pack_state(), straight.epoch + 1
         straight.train(0, epoch=epoch)
@@ -209,7 +202,7 @@ def _find_problems_between_epochs(straight: _CheckedModel) -> list[str]:
         if state_hash != train_hopped().hash_state():
             return []  # the epochs are not deterministic
         return find_differences(straight, hopped)
-    except Exception:
+    except Exception:  # after a few batches, it may need a whole epoch
         return []
 
 
@@ -383,10 +376,7 @@ def find_differences(straight: _CheckedModel, hopped: _CheckedModel) -> list[str
 
 
 def walk(root: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the path and value of every array, tensor and number in an object, each object once.
-
-    Attributes, containers, closures and bound methods are followed.
-    """
+    """Yield the path and value of every array, tensor and number in an object, each object once."""
     yield from _walk(root, name, MAX_DEPTH, {})
 
 

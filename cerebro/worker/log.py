@@ -366,14 +366,11 @@ _listed: tuple[list[Any], int, list[weakref.ref[logging.StreamHandler[Any]]]] = 
 
 
 def _find_stream_handlers() -> list[logging.StreamHandler[Any]]:
-    """Return the handlers that write to a stream other than a file, even without a logger.
-
-    A process has hundreds of loggers, so they are asked again only if handlers or loggers have been
-    added or have gone.
-    """
+    """Return the handlers that write to a stream other than a file, even without a logger."""
     global _listed
     handlers, names = logging._handlerList, logging.root.manager.loggerDict  # type: ignore[attr-defined]
     before, count, streaming = _listed
+    # A process has hundreds of loggers, so they are asked again only after a change.
     if handlers != before or len(names) != count:
         loggers = [logging.root, *names.values()]
         attached = [h for logger in loggers for h in getattr(logger, "handlers", ())]

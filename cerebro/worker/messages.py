@@ -209,20 +209,14 @@ class CheckTask:
 
 @dataclass(frozen=True)
 class WarmTask:
-    """A task to import the libraries that units need, for a worker that replaces a lost one.
-
-    The worker answers with `CheckDone`. Until then, other workers run the units.
-    """
+    """A task to import libraries for a worker that replaces a lost one, which sends `CheckDone`."""
 
     modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """A task to make a shard of a derived dataset from a shard of ``train``.
-
-    The worker writes the files into a folder below ``state_dir`` that has the shard's name.
-    """
+    """A task to make a shard of a derived dataset, in a folder of that name in ``state_dir``."""
 
     shard: int
     nbytes: int = 0

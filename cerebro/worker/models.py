@@ -271,10 +271,7 @@ def make_info(
 
 
 def batch_size_of(config: Mapping[str, Any], default: int | None) -> int:
-    """Return the batch size of the configuration or of the search.
-
-    Raise InputError unless exactly one of them gives a batch size, and it is valid.
-    """
+    """Return the batch size that the configuration or the search gives, or raise InputError."""
     if "batch_size" in config and default is not None:
         raise InputError(
             "batch_size is given twice, as batch_size= and in the space: leave out one of them"

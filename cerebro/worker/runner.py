@@ -457,10 +457,7 @@ class UnitRunner:
             return self.loaders.find_cause(live.model, task.trial, training=training)
 
     def _take_model(self, task: Task) -> tuple[LiveModel, bool, bool]:
-        """Return the trial's model, whether its state was loaded, and whether it was built.
-
-        The random generators are restored, and the PyTorch settings that its ``build`` left.
-        """
+        """Return the trial's model, with its generators, and if it was loaded and built."""
         # No trial's generators are in place until the unit succeeds: a failing build also moves
         # them.
         last, self._last_trial = self._last_trial, None

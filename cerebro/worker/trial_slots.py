@@ -62,10 +62,7 @@ class TrialSlots:
         return slots.view()
 
     def save(self, task: Task, folder: str, state_hash: str) -> str | None:
-        """Save the state of an epoch's end in a folder, if the task asks for it; return its file.
-
-        The file has its name for states that are not published yet.
-        """
+        """Save the state of an epoch's end, if asked for; return its name once published."""
         if not task.keep_state:
             return None
         file = epoch_state_file(task.trial, task.epoch)

@@ -125,10 +125,7 @@ def forget_shown() -> None:
 
 
 def carry_filters() -> tuple[CarriedFilter, ...]:
-    """Return this process's filters in a form that can be sent to workers.
-
-    A category is sent by name, so that a worker imports no library for a filter.
-    """
+    """Return this process's filters for workers; their categories are names, not classes."""
     filters: Sequence[Any] = warnings.filters
     return tuple(
         (*entry[:2], _name_of(category), *entry[3:])

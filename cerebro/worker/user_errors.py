@@ -234,10 +234,7 @@ for how to convert the column to it.
 
 
 def explain_known_mistake(error: BaseException, *, given: bool = False) -> str:
-    """Return the fix for a known mistake whose PyTorch message names none.
-
-    `given` is as in `explain_unlike_types`.
-    """
+    """Return the fix for a known mistake whose PyTorch message names none."""
     if not isinstance(error, (RuntimeError, ValueError, IndexError)):
         return ""
     text = text_of(error)

@@ -46,10 +46,7 @@ LEAST_OUTPUTS = 4
 
 
 def check_losses(losses: Sequence[float], *, opaque: bool) -> Iterator[Finding]:
-    """Check the losses of training steps on one batch.
-
-    `opaque` says whether the loss may be a share or a count, as in a model of the user's own class.
-    """
+    """Check the losses of steps on one batch; an `opaque` loss may be a share or a count."""
     if len(losses) < LEAST_STEPS or not all(map(math.isfinite, losses)):
         return  # `check_infinite` reports the cause
     first = losses[0]
@@ -169,10 +166,7 @@ def repeat_rows(batch: Any) -> list[dict[str, Any]]:
 
 
 def check_sizes(losses: Sequence[float]) -> Iterator[Finding]:
-    """Report a loss that is as many times larger as its rows are repeated.
-
-    `losses` are of the same rows in evaluation, repeated as often as in `SIZES`.
-    """
+    """Report a loss that grows with the rows: `losses` are of the same, repeated as in `SIZES`."""
     if len(losses) != len(SIZES) or not abs(losses[0]) > SMALL:
         return
     grown = [loss / losses[0] for loss in losses]
@@ -486,10 +480,7 @@ class _Diagnosis:
             return None
 
     def _is_opaque(self) -> bool:
-        """Return whether the loss may be an error rate or the like, which need not fall.
-
-        Such a loss is possible in a model of the user's own class or with an estimator.
-        """
+        """Return whether the loss may be an error rate or the like, which need not fall."""
         return not isinstance(self._model, BaseModel) or hasattr(self._model, "estimator")
 
     def _is_warming_up(self) -> bool:
