@@ -61,8 +61,7 @@ PRELOADED = ("torch",)
 MOST_SERVERS = 2
 START_SECONDS = 120.0
 """How long a server may take to start; Python may start from a slow disk."""
-FORK_SECONDS = 5.0
-"""A server that does not answer within this time is no longer used."""
+FORK_SECONDS = 5.0  # a server that does not answer within this time is no longer used
 
 UNREAD = ("COLUMNS", "LINES", "MLFLOW_", "PYTEST_CURRENT_TEST", "WANDB_")
 """Prefixes of the names of variables that workers do not read."""

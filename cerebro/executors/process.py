@@ -59,8 +59,7 @@ class WorkerProcess:
     """The modules that it had imported when its last run ended; see `cerebro.machine.imports`."""
     variables: dict[str, str] = field(default_factory=lambda: _inherited_variables())
     """The environment variables that it inherited; see `_inherited_variables`."""
-    hash_seed: str = ""
-    """Its hash seed; see `cerebro.machine.environment`."""
+    hash_seed: str = ""  # its hash seed; see `cerebro.machine.environment`
     device: Device | None = None
     """The GPU that it sees; None if it sees the same GPUs as its parent."""
     others: list[WorkerProcess] = field(default_factory=list)

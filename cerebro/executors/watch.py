@@ -19,8 +19,7 @@ from cerebro.worker.messages import CheckTask, Job, WarmTask
 
 BEAT_SECONDS = 0.1
 
-LOOKS = 5
-"""How often a worker is checked within the silence that it is allowed."""
+LOOKS = 5  # how often a worker is checked within the silence that it is allowed
 
 START_SILENCE = 120.0
 """The seconds allowed until a worker's first beat: Python may start from a slow disk."""

@@ -29,8 +29,7 @@ from cerebro.worker.read_names import Reads
 from cerebro.worker.runner import UnitRunner
 from cerebro.worker.user_errors import describe
 
-BATCHES = 2
-"""The number of batches before the hop, and again after it."""
+BATCHES = 2  # the number of batches before the hop, and again after it
 
 MAX_DEPTH = 6
 

@@ -29,8 +29,7 @@ MAX_LOADERS = 8
 MAX_GPU_LOADERS = 4  # each has batches in device memory and in pinned memory
 """The most loaders kept for a GPU. A run with folds may have two for each fold, if that is more."""
 
-SIZES_SECONDS = 0.1
-"""How long the sizes of a shard's files count once they have been checked."""
+SIZES_SECONDS = 0.1  # how long the sizes of a shard's files count once they have been checked
 
 
 class Loaders:

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from cerebro.data.order import EpochOrder
     from cerebro.data.validation import Folds
 
-LIBRARIES = ("jax", "keras", "sklearn", "torch")
-"""Libraries that take long to import."""
+LIBRARIES = ("jax", "keras", "sklearn", "torch")  # libraries that take long to import
 
 MAX_LIVE_MODELS = 8
 MAX_LIVE_MODELS_ON_GPU = 64
@@ -151,15 +150,12 @@ class Task:
     config: Mapping[str, Any]
     epoch: int
     step: int
-    part: int
-    """The part of the epoch to train on; -1 for validation."""
+    part: int  # the part of the epoch to train on; -1 for validation
     attempt: int
-    position: int
-    """The number of the trial's units that were committed before this one."""
+    position: int  # the number of the trial's units that were committed before this one
     dispatch: int = 0
     """How often the trial was dispatched before. It never decreases: slots reject older workers."""
-    keep_state: bool = True
-    """Whether to write the state at the end of an epoch to ``epoch_dir``."""
+    keep_state: bool = True  # whether to write the state at the end of an epoch to ``epoch_dir``
     clone_of: CloneOf | None = None
     """The state from which a clone starts; set only for its first unit."""
     origin: KeptState | None = None
@@ -201,10 +197,8 @@ class CheckTask:
 
     config: Mapping[str, Any]
     build_only: bool = False
-    thorough: bool = False
-    """Whether to search thoroughly for mistakes, as `cerebro.check` does."""
-    number: int = 0
-    """The trial whose model is built; only with `build_only`."""
+    thorough: bool = False  # whether to search thoroughly for mistakes, as `cerebro.check` does
+    number: int = 0  # the trial whose model is built; only with `build_only`
 
 
 @dataclass(frozen=True)
@@ -219,12 +213,10 @@ class ShardTask:
     """A task to make a shard of a derived dataset, in a folder of that name in ``state_dir``."""
 
     shard: int
-    nbytes: int = 0
-    """The size of the shard's files, about."""
+    nbytes: int = 0  # the size of the shard's files, about
 
 
-Job = Task | CheckTask | WarmTask | ShardTask
-"""A task that an executor sends to a worker."""
+Job = Task | CheckTask | WarmTask | ShardTask  # a task that an executor sends to a worker
 
 
 @dataclass(frozen=True)
@@ -255,10 +247,8 @@ class StepNotes:
 class ProcessNotes:
     """What a worker's process holds after a unit."""
 
-    libraries: tuple[str, ...] = ()
-    """The members of `LIBRARIES` that it has imported."""
-    resident: int = 0
-    """Its memory, in bytes; 0 if unknown."""
+    libraries: tuple[str, ...] = ()  # the members of `LIBRARIES` that it has imported
+    resident: int = 0  # its memory, in bytes; 0 if unknown
     grown: int = 0
     """By how many bytes it grew unexpectedly in the unit; see `cerebro.worker.growth`."""
 
@@ -268,16 +258,13 @@ class UnitDone:
     worker: int
     task: Task
     total: UnitSums
-    started: float
-    """The start time of the unit, as returned by ``time.time``."""
+    started: float  # the start time of the unit, as returned by ``time.time``
     seconds: float
-    loaded: bool
-    """Whether the state was unpacked because the model was not live on this worker."""
+    loaded: bool  # whether the state was unpacked because the model was not live on this worker
     state: CommittedState
     metrics: dict[str, float] | None = None
     """At the end of an epoch: ``train_*``, ``val_*`` and short names."""
-    dropped: tuple[int, ...] = ()
-    """Trials whose live models the worker has released."""
+    dropped: tuple[int, ...] = ()  # trials whose live models the worker has released
     process: ProcessNotes = field(default_factory=ProcessNotes)
     steps: StepNotes = field(default_factory=StepNotes)
     warned: tuple[Warned, ...] = ()
@@ -312,18 +299,12 @@ class UnitFailed:
 class ModelFacts:
     """What a worker learns of the model that it builds for a check."""
 
-    cpu_only: bool = False
-    """Whether the model declares that it never computes on a GPU."""
-    parameter_order: str = ""
-    """See `cerebro.worker.models.hash_parameter_order`."""
-    words: Words = field(default_factory=Words)
-    """What the model's users call its methods."""
-    declares_metrics: bool = False
-    """Whether the model's arguments fix the names of all metrics."""
-    metrics: tuple[str, ...] = ()
-    """The metrics after a few batches."""
-    state_bytes: int = 0
-    """The size of the packed state after a few batches; 0 if unknown."""
+    cpu_only: bool = False  # whether the model declares that it never computes on a GPU
+    parameter_order: str = ""  # see `cerebro.worker.models.hash_parameter_order`
+    words: Words = field(default_factory=Words)  # what the model's users call its methods
+    declares_metrics: bool = False  # whether the model's arguments fix the names of all metrics
+    metrics: tuple[str, ...] = ()  # the metrics after a few batches
+    state_bytes: int = 0  # the size of the packed state after a few batches; 0 if unknown
 
 
 @dataclass(frozen=True)
@@ -340,12 +321,10 @@ class CheckDone:
     not_exact: tuple[str, ...] = ()
     """The model's operations for which its device has no deterministic version."""
     warned: tuple[Warned, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    """Likely mistakes in the model and its data."""
+    findings: tuple[Finding, ...] = ()  # likely mistakes in the model and its data
     gain: tuple[float, float] | None = None
     """The seconds of an ordinary training step and of one with ``graph=True``, if measured."""
-    read: ReadNames | None = None
-    """What ``build`` has read of the configuration, if it was trained."""
+    read: ReadNames | None = None  # what ``build`` has read of the configuration, if it was trained
 
 
 @dataclass(frozen=True)
@@ -354,12 +333,9 @@ class ShardMade:
 
     worker: int
     task: ShardTask
-    files: Mapping[str, FileEntry]
-    """The size and hash of each file, in the order of the columns."""
-    node: str = ""
-    """The node's name in messages."""
-    folder: str = ""
-    """At the coordinator: the folder in which the files have arrived."""
+    files: Mapping[str, FileEntry]  # the size and hash of each file, in the order of the columns
+    node: str = ""  # the node's name in messages
+    folder: str = ""  # at the coordinator: the folder in which the files have arrived
 
 
 @dataclass(frozen=True)
@@ -374,8 +350,7 @@ class ShardFailed:
     """
     message: str
     traceback: str = ""
-    node: str = ""
-    """The node's name in messages."""
+    node: str = ""  # the node's name in messages
 
 
 @dataclass(frozen=True)
@@ -384,14 +359,10 @@ class WorkerLost:
 
     worker: int
     reason: str
-    signal: int | None = None
-    """The signal that killed it, unless the executor sent the signal."""
-    began: bool = True
-    """Whether the worker had begun its task; if not, the task is not to blame."""
-    traced: bool = False
-    """Whether the trial's log has the traceback of the crash."""
-    with_machine: bool = False
-    """Whether its machine is also lost; if so, no trial is to blame."""
+    signal: int | None = None  # the signal that killed it, unless the executor sent the signal
+    began: bool = True  # whether the worker had begun its task; if not, the task is not to blame
+    traced: bool = False  # whether the trial's log has the traceback of the crash
+    with_machine: bool = False  # whether its machine is also lost; if so, no trial is to blame
     has_left: bool = False
     """Whether it was told to end, and has handed its states over; no trial is to blame."""
 
@@ -424,8 +395,7 @@ class StateLost:
 
     trial: int
     reason: str
-    worker: int | None = None
-    """The worker that would have trained the trial's next unit."""
+    worker: int | None = None  # the worker that would have trained the trial's next unit
     position: int | None = None
     """The position of the newest remaining state; None: only kept states remain."""
 

@@ -42,8 +42,7 @@ from cerebro.worker.read_names import Reads
 from cerebro.worker.state_arena import StateArena
 from cerebro.worker.user_errors import describe
 
-COLLECTED_BYTES = 256 << 20
-"""Dropped models of this size together are freed at once."""
+COLLECTED_BYTES = 256 << 20  # dropped models of this size together are freed at once
 
 
 class DroppedModels:
@@ -67,8 +66,7 @@ DROPPED = DroppedModels()
 
 Loader = _core.Loader | MovedBatches
 
-_MOST_NAMED = 5
-"""The most columns that a message names."""
+_MOST_NAMED = 5  # the most columns that a message names
 
 
 @dataclass
@@ -80,8 +78,7 @@ class LiveModel:
     cuda: bool = False
     """Whether the model computes on a GPU, so that CUDA's generator is part of its state."""
     position: int = -1
-    epochs: int | None = None
-    """The model's ``info.epochs``, if it differs from the run's."""
+    epochs: int | None = None  # the model's ``info.epochs``, if it differs from the run's
     generators: dict[str, Any] = field(default_factory=dict)
     progress: EpochProgress = field(default_factory=EpochProgress)
     state_bytes: int = 0
@@ -500,8 +497,7 @@ def load_parts(live: LiveModel, tree: Mapping[str, Any]) -> None:
 Structure = frozenset[tuple[str, tuple[int, ...]]]
 """The paths of a state's arrays with their shapes, and of the parameters of its optimizers."""
 
-_NAMES = "parameter_names"
-"""See `cerebro.torch.parameter_order`."""
+_NAMES = "parameter_names"  # see `cerebro.torch.parameter_order`
 
 _VARYING = ("gradients", "lightning", "metrics")
 """The parts of a model's state that every batch may change, as if they were numbers."""

@@ -24,17 +24,14 @@ import numpy as np
 from cerebro.machine.imports import PACKAGE, find_whole_module, is_library
 
 MAX_DEPTH = 8
-MAX_ENTRIES = 64
-"""A longer list or dict is data, such as a vocabulary."""
-MAX_OBJECTS = 20_000
-"""The most objects that are searched in a model."""
+MAX_ENTRIES = 64  # a longer list or dict is data, such as a vocabulary
+MAX_OBJECTS = 20_000  # the most objects that are searched in a model
 
 CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 ARRAYS_DEPTH = 4
 MAX_HELD = 128
 """Only the first and the last entries of a longer container with arrays are looked at."""
-MAX_BYTES = 1 << 16
-"""Only some of the bytes of a larger array are looked at."""
+MAX_BYTES = 1 << 16  # only some of the bytes of a larger array are looked at
 
 _NUMBERS = (int, float, np.number, np.bool_)  # a bool is an int
 _LEAVES = (str, bytes, complex, type, types.ModuleType, np.ndarray, types.NoneType, *_NUMBERS)
@@ -42,8 +39,7 @@ _CONTAINERS = (dict, list, tuple, deque, OrderedDict, defaultdict)
 _WRAPPERS = (UserDict, UserList, types.SimpleNamespace)
 """Classes of Python whose objects keep what users put into their attributes."""
 _PARTS = ("_parameters", "_buffers", "_modules")
-_MODE = "training"
-"""The mode of PyTorch's modules, which is set before each use."""
+_MODE = "training"  # the mode of PyTorch's modules, which is set before each use
 _SKIPPED = ("cerebro.", "torch._dynamo", "numpy.random")
 """The modules of objects that are not searched, unless they are the model itself."""
 
@@ -55,8 +51,7 @@ class _Slots(NamedTuple):
 
 
 class _Place(NamedTuple):
-    holder: Any
-    """A dict, such as an object's attributes, a list, a cell of a closure, or `_Slots`."""
+    holder: Any  # a dict, such as an object's attributes, a list, a cell of a closure, or `_Slots`
     key: Any
 
     def read(self) -> Any:

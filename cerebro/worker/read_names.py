@@ -23,8 +23,7 @@ from cerebro.machine.mappings import flatten
 class ReadNames:
     """What one call of ``build`` has read; nested names are joined by dots."""
 
-    unread: tuple[str, ...] = ()
-    """The configuration's names that it has not read."""
+    unread: tuple[str, ...] = ()  # the configuration's names that it has not read
     sought: tuple[str, ...] = ()
     """The missing names that it has looked for, as in ``config.get("lr", 0.1)``."""
 

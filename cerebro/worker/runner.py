@@ -87,13 +87,11 @@ class _Computed(NamedTuple):
     """A unit that has been computed, and is not committed yet."""
 
     live: LiveModel
-    loaded: bool
-    """Whether the model's state was loaded."""
+    loaded: bool  # whether the model's state was loaded
     total: UnitSums
     before: memory.Usage | None
     """The memory before the unit; None if other units have used some meanwhile."""
-    not_exact: set[str]
-    """The operations that are not deterministic."""
+    not_exact: set[str]  # the operations that are not deterministic
     unlike: str
     """How a recorded step differed from the ordinary step, after which the unit ran again."""
 
@@ -104,14 +102,11 @@ class TrialNotes:
 
     is_ordinary: bool = False
     """Whether the trial takes ordinary steps, because a recorded one gave wrong results."""
-    is_inexact: bool = False
-    """Whether the trial has operations that are not deterministic."""
-    tries: int = 0
-    """How many states of a new structure have been tried."""
+    is_inexact: bool = False  # whether the trial has operations that are not deterministic
+    tries: int = 0  # how many states of a new structure have been tried
     examined: dict[str, list[int]] = field(default_factory=dict)
     """By path, the positions of looks; see `cerebro.worker.lost_numbers`."""
-    read: ReadNames | None = None
-    """What ``build`` has read in this unit, if that was asked for."""
+    read: ReadNames | None = None  # what ``build`` has read in this unit, if that was asked for
 
 
 class UnitRunner:

@@ -21,8 +21,7 @@ from cerebro.machine.imports import find_whole_module
 from cerebro.worker.log import flush_output
 from cerebro.worker.trial_warnings import forget_shown
 
-AHEAD = 4
-"""The most batches of a unit whose work may wait on its stream."""
+AHEAD = 4  # the most batches of a unit whose work may wait on its stream
 
 
 def record_event() -> Any:

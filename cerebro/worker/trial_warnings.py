@@ -22,15 +22,12 @@ from cerebro.machine.imports import module_of
 from cerebro.report.findings import Finding
 from cerebro.worker.messages import Warned
 
-EVENT = "warning"
-"""The kind of the event that records a trial's warning."""
-MAX_TEXTS = 3
-"""The most texts shown per line of code: texts often differ only by a number."""
+EVENT = "warning"  # the kind of the event that records a trial's warning
+MAX_TEXTS = 3  # the most texts shown per line of code: texts often differ only by a number
 MAX_LENGTH = 2000
 
 Place = tuple[str, str, int]
-CarriedFilter = tuple[Any, ...]
-"""An entry of `warnings.filters`, with its category given by name."""
+CarriedFilter = tuple[Any, ...]  # an entry of `warnings.filters`, with its category given by name
 
 
 # --- in a worker ---------------------------------------------------------------
