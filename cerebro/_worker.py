@@ -186,19 +186,15 @@ class Worker:
         """Run a task and answer it, unless the unit that it continues has not succeeded."""
         if isinstance(task, Task) and not task.may_follow(self._done):
             return
-        event = self._execute(task)
-        self._done = event.task.identity if isinstance(event, UnitDone) else None
-        self._connection.send_bytes(pickle_event(event))
-
-    def _execute(self, task: Job) -> Event:
         run = None if self._runner is None else self._runner.context
-        self._clock.begin(
-            log_path(run.log_dir, task.trial) if run and isinstance(task, Task) else None
-        )
+        log = log_path(run.log_dir, task.trial) if run and isinstance(task, Task) else None
+        self._clock.begin(log)
         try:
-            return self._make_event(task)
+            event = self._make_event(task)
         finally:
             self._clock.end()
+        self._done = event.task.identity if isinstance(event, UnitDone) else None
+        self._connection.send_bytes(pickle_event(event))
 
     def _make_event(self, task: Job) -> Event:
         if self._runner is not None:

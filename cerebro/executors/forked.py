@@ -140,10 +140,6 @@ class ForkServer:
             theirs.close()
         self.connection.settimeout(FORK_SECONDS)
 
-    def is_current(self) -> bool:
-        """Return whether a program started now would import the same files."""
-        return self.process.poll() is None and are_current(self.sources)
-
     def prepare(self, *, wait: bool) -> bool:
         """Return whether the server can fork; raise Unusable if it never can, or OSError."""
         if not self.is_ready:
@@ -243,7 +239,9 @@ class ForkServers:
         needed = dict.fromkeys([*modules, *(name for name in PRELOADED if name in sys.modules)])
         for server in self._servers:
             if server.conditions == conditions:
-                if server.is_current() and server.modules >= needed.keys():
+                # A program that is started now must import the same files.
+                is_current = server.process.poll() is None and are_current(server.sources)
+                if is_current and server.modules >= needed.keys():
                     self._servers.remove(server)
                     self._servers.append(server)
                     return server

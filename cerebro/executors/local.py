@@ -203,57 +203,48 @@ class Listener:
     """Waits for the sockets of workers, for their ends, and for a descriptor of the caller."""
 
     def __init__(self) -> None:
-        self._selector: selectors.BaseSelector | None = None
+        self._selector = selectors.DefaultSelector()
         self._wake: Wake | None = None
 
-    def open(self) -> None:
-        self._selector = selectors.DefaultSelector()
-
-    def close(self) -> None:
-        if self._selector is not None:
-            self._selector.close()
-            self._selector = self._wake = None
-
-    @property
-    def _the_selector(self) -> selectors.BaseSelector:
-        assert self._selector is not None, "the executor has not been started"
-        return self._selector
-
     def add(self, number: int, process: WorkerProcess) -> None:
-        self._the_selector.register(process.channel, selectors.EVENT_READ, Ready(number))
+        self._selector.register(process.channel, selectors.EVENT_READ, Ready(number))
         if process.exit_fd is not None:
             ended = Ready(number, has_ended=True)
-            self._the_selector.register(process.exit_fd, selectors.EVENT_READ, ended)
+            self._selector.register(process.exit_fd, selectors.EVENT_READ, ended)
         self.update(process)
 
     def remove(self, process: WorkerProcess) -> None:
-        self._the_selector.unregister(process.channel)
+        self._selector.unregister(process.channel)
         if process.exit_fd is not None:
-            self._the_selector.unregister(process.exit_fd)
+            self._selector.unregister(process.exit_fd)
 
     def update(self, process: WorkerProcess) -> None:
         """Wait for a worker's socket to accept bytes as long as it has unsent bytes."""
         events = selectors.EVENT_READ
         if process.channel.has_unsent:
             events |= selectors.EVENT_WRITE
-        key = self._the_selector.get_key(process.channel)
+        key = self._selector.get_key(process.channel)
         if key.events != events:
-            self._the_selector.modify(process.channel, events, key.data)
+            self._selector.modify(process.channel, events, key.data)
 
     def set_wake(self, wake: Wake | None) -> None:
         """Also wait for this descriptor of the caller, instead of an earlier one."""
         if wake is self._wake:
             return
         if self._wake is not None:
-            self._the_selector.unregister(self._wake)
+            self._selector.unregister(self._wake)
         if wake is not None:
-            self._the_selector.register(wake, selectors.EVENT_READ, Ready(-1, is_wake=True))
+            self._selector.register(wake, selectors.EVENT_READ, Ready(-1, is_wake=True))
         self._wake = wake
 
     def wait(self, seconds: float | None) -> list[tuple[Ready, bool]]:
         """Return the ready descriptors, and whether each accepts bytes."""
-        ready = self._the_selector.select(seconds)
+        ready = self._selector.select(seconds)
         return [(key.data, bool(mask & selectors.EVENT_WRITE)) for key, mask in ready]
+
+    def close(self) -> None:
+        self._selector.close()
+        self._wake = None
 
 
 class LocalExecutor:
@@ -295,7 +286,7 @@ class LocalExecutor:
 
     def start(self, context: RunContext) -> list[int]:
         self._starter.begin(context)
-        self._listener.open()
+        self._listener = Listener()
         self._watchdog.start(context.unit_timeout)
         self._kills = memory.count_kills()
         self._places = place_pools(
@@ -398,7 +389,9 @@ class LocalExecutor:
     def _wait_once(self, end: float | None) -> bool:
         """Wait for a descriptor or a deadline and handle it; return whether it was `wake`."""
         woken = False
-        for ready, is_writable in self._listener.wait(self._seconds_to_deadline(end)):
+        due = [when for when in (end, self._watchdog.next_look) if when is not None]
+        seconds = max(0.0, min(due) - time.monotonic()) if due else None
+        for ready, is_writable in self._listener.wait(seconds):
             if ready.is_wake:
                 woken = True
             elif ready.worker in self._workers:  # it was not lost in the meantime
@@ -406,11 +399,6 @@ class LocalExecutor:
         for fault in self._watchdog.find_faults(self._workers):
             self._lose_worker(fault.worker, fault.reason, traced=fault.traced)
         return woken
-
-    def _seconds_to_deadline(self, end: float | None) -> float | None:
-        """Return the seconds until the next deadline; None if there is no deadline."""
-        due = [time for time in (end, self._watchdog.next_look) if time is not None]
-        return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _handle_socket(self, ready: Ready, is_writable: bool) -> None:
         worker = ready.worker

@@ -43,19 +43,16 @@ def run_batches(
     `step` is ``train_batch`` or ``eval_batch`` of a model. On a GPU the tensors that it returns are
     read at the end of the pass, so it must return new tensors each time.
     """
-    if device == "cpu" and not _computes_later(step):
-        find = getattr(getattr(step, "__self__", None), "replays_for", None)
+    model = getattr(step, "__self__", None)
+    # JAX returns before values are computed, even on the CPU.
+    if device == "cpu" and getattr(model, "framework", None) != "jax":
+        find = getattr(model, "replays_for", None)
         return _core.run_unit(source, step, beat=beat, replays=find and find(step))
     deferred = _Kept(source, step)
     result = _core.run_unit(source, deferred, beat=beat)
     if not deferred.entries:
         return result
     return _core.run_unit(_Finished(deferred.read()), lambda values: values)
-
-
-def _computes_later(step: Callable[[Any], Any]) -> bool:
-    """Return whether a step returns before its values are computed, as in JAX even on the CPU."""
-    return getattr(getattr(step, "__self__", None), "framework", None) == "jax"
 
 
 class _Kept:

@@ -228,7 +228,8 @@ class _CheckedModel:
         self.own_at_hop: dict[str, Any] = {}
         self._built: dict[str, Any] = {}
         with contextlib.suppress(Exception):  # after the training, a walk that fails is reported
-            self._built.update(find_numbers(self.live.model))
+            values = walk(self.live.model, "model")
+            self._built.update((path, value) for path, value in values if not is_array(value))
         self.layouts: dict[str, layout.Layout] = {}
         self.epoch = 0
         self.metrics: dict[str, float] = {}  # of the epoch, once it is validated
@@ -464,10 +465,6 @@ def _format_key(key: Any, index: int) -> str:
     if isinstance(key, np.generic) or not is_array(key):
         return repr(key)
     return f"<{index}: {type(key).__name__} {'x'.join(map(str, key.shape))}>"
-
-
-def find_numbers(model: Any) -> dict[str, Any]:
-    return {path: value for path, value in walk(model, "model") if not is_array(value)}
 
 
 def id_of(value: Any) -> Any:

@@ -106,13 +106,6 @@ def make_streams_last() -> None:
         _lasting[name] = stream
 
 
-def _put_streams_back() -> None:
-    """Replace the streams that a trial has put in the place of this process's."""
-    flush_output()
-    for name, stream in _lasting.items():
-        setattr(sys, name, stream)  # another one may close its descriptor now, if it is freed
-
-
 @contextlib.contextmanager
 def redirect_descriptors(path: Path) -> Iterator[None]:
     """Redirect file descriptors 1 and 2 of this process to the end of a file."""
@@ -130,7 +123,9 @@ def redirect_descriptors(path: Path) -> Iterator[None]:
         os.close(log)
         yield
     finally:
-        _put_streams_back()
+        flush_output()
+        for name, stream in _lasting.items():  # in place of those that a trial has put there
+            setattr(sys, name, stream)  # another one may close its descriptor now, if it is freed
         for descriptor, before in zip((1, 2), saved, strict=True):
             os.dup2(before, descriptor)
             os.close(before)

@@ -149,7 +149,9 @@ class OwnNumbers:
                     self._places[path + part] = place
             elif is_users and _is_generator(child):
                 self._generators[path + part] = child
-            elif not isinstance(child, _LEAVES) and not _is_skipped(child):
+            elif not isinstance(child, _LEAVES):
+                if str(type(child).__module__).startswith(_SKIPPED):
+                    continue
                 of_owner = type(child) in (*_CONTAINERS, *_WRAPPERS)
                 users = is_users if of_owner else _is_users(_find_owner(child))
                 self._collect(child, path + part, users, depth - 1, seen)
@@ -213,10 +215,6 @@ def _find_owner(value: Any) -> Any:
     """Return the object that names the module in which an object's code was written."""
     function = getattr(value, "__func__", value)
     return function if isinstance(function, types.FunctionType) else type(value)
-
-
-def _is_skipped(value: Any) -> bool:
-    return str(type(value).__module__).startswith(_SKIPPED)
 
 
 def _is_users(owner: Any) -> bool:
@@ -294,7 +292,10 @@ def find_arrays(value: Any, depth: int = ARRAYS_DEPTH) -> Iterator[Any]:
 def digest(value: Any, depth: int = ARRAYS_DEPTH) -> Any:
     """Return an approximate digest of a value's arrays; None if it has no array."""
     if not isinstance(value, CONTAINERS):
-        return _hash_of(value) if _may_be_lost(value) else None
+        if not _may_be_lost(value):
+            return None
+        bytes_hash = hashlib.blake2b(_read_some_bytes(value)).hexdigest()
+        return tuple(value.shape), str(value.dtype), bytes_hash
     digests = [digest(child, depth - 1) for child in _list_entries(value)] if depth > 0 else []
     if not any(digests):
         return None
@@ -335,14 +336,6 @@ def _list_entries(value: Any) -> list[Any]:
     return entries
 
 
-def _hash_of(value: Any) -> tuple[Any, ...]:
-    return (
-        tuple(value.shape),
-        str(value.dtype),
-        hashlib.blake2b(_read_some_bytes(value)).hexdigest(),
-    )
-
-
 def _read_some_bytes(value: Any) -> bytes:
     """Return the bytes of an array, or of some of its elements if it is large."""
     flat = value.detach().reshape(-1) if hasattr(value, "detach") else value.reshape(-1)
@@ -354,11 +347,7 @@ def _read_some_bytes(value: Any) -> bytes:
 def as_bytes(value: Any) -> bytes:
     if not hasattr(value, "detach"):  # an array of NumPy or JAX
         return np.asarray(value).tobytes()
-    tensor = value.detach().cpu().contiguous()
-    return bytes(tensor.reshape(-1).view(_byte_type(tensor)).numpy().tobytes())
-
-
-def _byte_type(tensor: Any) -> Any:
     import torch
 
-    return torch.uint8 if tensor.numel() else tensor.dtype
+    tensor = value.detach().cpu().contiguous().reshape(-1)
+    return bytes((tensor.view(torch.uint8) if len(tensor) else tensor).numpy().tobytes())

@@ -42,14 +42,11 @@ class Reads:
         self._given: list[weakref.ref[_Noted]] = []
         self._gave_up = False
 
-    def note_reads(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a configuration as a dict that notes what is read from it."""
-        return self._wrap_nested(config, "")
-
-    def _wrap_nested(self, values: Mapping[str, Any], prefix: str) -> _Noted:
+    def note_reads(self, values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+        """Return a configuration as a dict that notes what is read from it, also nested."""
         noted = dict.__new__(_Noted)
         noted.update(
-            (name, self._wrap_nested(value, f"{prefix}{name}.") if type(value) is dict else value)
+            (name, self.note_reads(value, f"{prefix}{name}.") if type(value) is dict else value)
             for name, value in values.items()
         )
         noted.prefix, noted.reads = prefix, self

@@ -121,10 +121,6 @@ class _Descriptors:
             os.close(copy)
 
 
-def _keep_generators() -> turns.PutBack:
-    return generators.make_restorer("torch" in sys.modules, cuda=False)
-
-
 def _keep_cuda_generator() -> turns.PutBack:
     torch = find_whole_module("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -147,7 +143,7 @@ def _keep_warnings() -> turns.PutBack:
 
 KEPT: tuple[turns.Keep, ...] = (
     _Descriptors,
-    _keep_generators,
+    lambda: generators.make_restorer("torch" in sys.modules, cuda=False),
     _keep_cuda_generator,
     _keep_warnings,
     flags.keep_choices,

@@ -78,7 +78,8 @@ class Watch:
             file: Any = None,
             line: str | None = None,
         ) -> None:
-            warned = Warned(_names_of(category), str(message)[:MAX_LENGTH], filename, lineno)
+            names = tuple(_name_of(kind) for kind in category.__mro__ if issubclass(kind, Warning))
+            warned = Warned(names, str(message)[:MAX_LENGTH], filename, lineno)
             texts = texts_by_place.setdefault(warned.place, set())
             if warned.text in texts or self._is_ignored(warned):
                 return
@@ -142,11 +143,6 @@ def _find_category(name: str) -> type[Warning] | None:
 
 def _name_of(category: type) -> str:
     return f"{module_of(category)}:{category.__qualname__}"
-
-
-def _names_of(category: type) -> tuple[str, ...]:
-    """Return the names of a category and its base categories, the category itself first."""
-    return tuple(_name_of(kind) for kind in category.__mro__ if issubclass(kind, Warning))
 
 
 # --- in the user's process -----------------------------------------------------

@@ -397,7 +397,9 @@ class _Diagnosis:
         yield from check_infinite(losses, missing, at_once)
         if self._is_ill:
             return
-        yield from check_losses(losses, opaque=self._is_opaque())
+        # A loss of another class or library may be an error rate or the like, which need not fall.
+        opaque = not isinstance(self._model, BaseModel) or hasattr(self._model, "estimator")
+        yield from check_losses(losses, opaque=opaque)
         if self._thorough and not self._is_adversarial():
             after = self._evaluate_thoroughly()
             pair = ((before or {}).get("loss"), (after or {}).get("loss"))
@@ -473,10 +475,6 @@ class _Diagnosis:
                 return {k: float(v[0] if isinstance(v, tuple) else v) for k, v in values.items()}
         except Exception:  # such as an AUC over a single class
             return None
-
-    def _is_opaque(self) -> bool:
-        """Return whether the loss may be an error rate or the like, which need not fall."""
-        return not isinstance(self._model, BaseModel) or hasattr(self._model, "estimator")
 
     def _is_warming_up(self) -> bool:
         """Return whether a per-batch schedule may keep the first learning rates small."""
