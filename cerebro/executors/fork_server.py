@@ -24,15 +24,11 @@ from cerebro.machine.imports import Sources, note_imported
 from cerebro.machine.processes import end_with_parent, threads
 
 LENGTH = struct.Struct("!I")
-PASSED = 4
-"""The number of descriptors in a request: standard output and error, socket, page of heartbeats."""
-
+PASSED = 4  # descriptors in a request: standard output and error, socket, page of heartbeats
 ALWAYS = ("numpy.random",)
-WITH_TORCH = ("cerebro.torch",)
-"""Also imported, because every worker needs these modules sooner or later."""
+WITH_TORCH = ("cerebro.torch",)  # also imported: every worker needs these modules sooner or later
 
-imported: Sources = {}
-"""The modules imported by this process as a fork server; empty in a worker started as a program."""
+imported: Sources = {}  # by this process as a fork server; empty in a worker started as a program
 last_imported: str | None = None
 
 

@@ -52,17 +52,11 @@ def start_program(
     )
 
 
-VARIABLE = "CEREBRO_FORK"
-"""If this variable is 0, every worker is started as a program; forking works only on Linux."""
-
-PRELOADED = ("torch",)
-"""The modules that a fork server imports, if the coordinator has imported them."""
-
+VARIABLE = "CEREBRO_FORK"  # if 0, every worker is started as a program; forking works only on Linux
+PRELOADED = ("torch",)  # imported by a fork server, if the coordinator has imported them
 MOST_SERVERS = 2
-START_SECONDS = 120.0
-"""How long a server may take to start; Python may start from a slow disk."""
+START_SECONDS = 120.0  # for a server to start: Python may start from a slow disk
 FORK_SECONDS = 5.0  # a server that does not answer within this time is no longer used
-
 UNREAD = ("COLUMNS", "LINES", "MLFLOW_", "PYTEST_CURRENT_TEST", "WANDB_")
 """Prefixes of the names of variables that workers do not read."""
 HANDED_OVER = (*UNREAD, "AWS_")

@@ -67,18 +67,14 @@ from cerebro.worker.messages import (
 )
 
 SILENCE_SECONDS = 10.0
-
 VARIABLE = "CEREBRO_GPU_STREAMS"
 """If this variable is 1, the workers of a GPU share one process, each with its own stream."""
 
-ANSWERS = (UnitDone, UnitFailed, CheckDone, ShardMade, ShardFailed)
-"""What a worker answers to a task."""
-
+ANSWERS = (UnitDone, UnitFailed, CheckDone, ShardMade, ShardFailed)  # to tasks
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 """Signals for which `faulthandler` writes a traceback."""
 
-RUNNING = -1e5
-"""The clock of a task shows less while the task waits for its turn; see `cerebro._worker`."""
+RUNNING = -1e5  # the clock of a task that waits for its turn shows less; see `WAITING_FOR_TURN`
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -27,9 +27,7 @@ from cerebro.machine.program import NONE, Program
 from cerebro.worker.pickled import pickle_message
 
 EXIT_SECONDS = 5.0
-
-REAP_SECONDS = 60.0
-"""How long to wait for a killed process, which ends at once unless it waits for a disk."""
+REAP_SECONDS = 60.0  # for a killed process, which ends at once unless it waits for a disk
 
 open_workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 
@@ -60,10 +58,8 @@ class WorkerProcess:
     variables: dict[str, str] = field(default_factory=lambda: _inherited_variables())
     """The environment variables that it inherited; see `_inherited_variables`."""
     hash_seed: str = ""  # its hash seed; see `cerebro.machine.environment`
-    device: Device | None = None
-    """The GPU that it sees; None if it sees the same GPUs as its parent."""
-    others: list[WorkerProcess] = field(default_factory=list)
-    """The other workers of the same process."""
+    device: Device | None = None  # the GPU that it sees; None: the same GPUs as its parent
+    others: list[WorkerProcess] = field(default_factory=list)  # of the same process
 
     def __post_init__(self) -> None:
         open_workers.add(self)

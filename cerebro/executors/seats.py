@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from cerebro.machine.devices import Device
     from cerebro.worker.messages import RunContext
 
-DATA_SHARE = 0.5
-"""The share of a GPU's memory for the shards it keeps; the rest is for models in training."""
+DATA_SHARE = 0.5  # of a GPU's memory for the shards it keeps; the rest is for models in training
 
 
 class SeatedShards:

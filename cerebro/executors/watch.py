@@ -18,17 +18,10 @@ from cerebro.executors.process import WorkerProcess
 from cerebro.worker.messages import CheckTask, Job, WarmTask
 
 BEAT_SECONDS = 0.1
-
 LOOKS = 5  # how often a worker is checked within the silence that it is allowed
-
-START_SILENCE = 120.0
-"""The seconds allowed until a worker's first beat: Python may start from a slow disk."""
-
-DUMP_SECONDS = 0.25
-"""The time that a worker has to write the traceback of a late unit before it is killed."""
-
-CHECK_SECONDS = 5.0
-"""The check of the first configuration may take three times `unit_timeout` plus this time."""
+START_SILENCE = 120.0  # seconds until a worker's first beat: Python may start from a slow disk
+DUMP_SECONDS = 0.25  # for a worker to write the traceback of a late unit before it is killed
+CHECK_SECONDS = 5.0  # the first check may take three times `unit_timeout` plus this time
 
 
 class TaskWatch:

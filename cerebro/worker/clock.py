@@ -22,20 +22,12 @@ from cerebro.errors import UnitCancelled
 from cerebro.machine.files import open_plain
 from cerebro.worker.log import APPEND
 
-IMPORT_SECONDS = 30.0
-"""The seconds for importing libraries in a process's first `build`, in addition to `unit_timeout`.
-"""
+IMPORT_SECONDS = 30.0  # for the imports of a process's first `build`, besides `unit_timeout`
 STANDARD_ERROR = 2
-WAITING_FOR_TURN = 1e6
-"""The seconds by which the clock of a task is set back while it waits for its turn."""
-HEARING_SECONDS = 1e-4
-"""How often a queued unit looks whether the coordinator has heard of the unit before."""
-
-LOOK_SECONDS = 0.1
-"""How often the clocks are read: less than the time that a late unit has before it is killed."""
-
-GRACE_SECONDS = 1.0
-"""How long the timer is left alone once it has run out: its thread may have to wait for a core."""
+WAITING_FOR_TURN = 1e6  # seconds by which a task's clock is set back while it waits for its turn
+HEARING_SECONDS = 1e-4  # how often a queued unit looks whether the answer before it was heard
+LOOK_SECONDS = 0.1  # between looks at the clocks: less than a late unit has before it is killed
+GRACE_SECONDS = 1.0  # the timer that has run out is left alone: its thread may wait for a core
 
 
 class TaskClock:

@@ -30,16 +30,10 @@ from cerebro.worker.runner import UnitRunner
 from cerebro.worker.user_errors import describe
 
 BATCHES = 2  # the number of batches before the hop, and again after it
-
 MAX_DEPTH = 6
-
-_FORWARD = re.compile(r"^model\._forward\.net\b")
-"""The network as a `cerebro.torch.Model` calls it, which users know as `model.net`."""
-
+_FORWARD = re.compile(r"^model\._forward\.net\b")  # users know it as `model.net`
 _NOT_DETERMINISTIC = "training is not deterministic: the same batches twice gave different states"
-
 _GENERATOR = "a random generator (a model that uses PyTorch's must set framework = 'torch')"
-
 _LISTED = re.compile(r"\.param_groups\[\d+\]\['params'\]\[\d+\]$|^model\._parameters\[\d+\]$")
 """A parameter found only in an optimizer's list, or in the model's list of all parameters:
 `forward` has replaced it in the network by a new one, which is in the state.

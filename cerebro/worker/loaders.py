@@ -25,7 +25,6 @@ from cerebro.worker.models import (
 from cerebro.worker.trial_warnings import warn
 
 MAX_LOADERS = 8
-
 MAX_GPU_LOADERS = 4  # each has batches in device memory and in pinned memory
 """The most loaders kept for a GPU. A run with folds may have two for each fold, if that is more."""
 

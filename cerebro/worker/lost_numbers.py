@@ -35,9 +35,7 @@ from cerebro.worker.own_numbers import OwnNumbers, are_equal, find_arrays, is_ga
 from cerebro.worker.runner import UnitRunner
 
 MOST_NAMED = 3
-
-ARRAY_LOOKS = 4
-"""How often an attribute with arrays is looked at: each time when the trial is twice as old."""
+ARRAY_LOOKS = 4  # looks at an attribute with arrays, each when the trial is twice as old
 
 
 def warn_of_lost_numbers(runner: UnitRunner, task: Task) -> tuple[Warned, ...]:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from cerebro.data.validation import Folds
 
 LIBRARIES = ("jax", "keras", "sklearn", "torch")  # libraries that take long to import
-
 MAX_LIVE_MODELS = 8
 MAX_LIVE_MODELS_ON_GPU = 64
 """The most models that a worker keeps if memory is not short. On a GPU, all trials come round to
@@ -42,8 +41,7 @@ the worker that holds a shard, and a model that was dropped must be captured aga
 class Warned:
     """A warning that a trial raised in a worker; see `cerebro.worker.trial_warnings`."""
 
-    category: tuple[str, ...]
-    """``module:class`` of the category and of its base categories, the category itself first."""
+    category: tuple[str, ...]  # ``module:class`` of the category and then of its base categories
     text: str
     file: str
     line: int
@@ -63,8 +61,7 @@ class Warned:
         return f"{self.name}: {text} ({PurePath(self.file).name}:{self.line})"
 
 
-Sums = dict[str, tuple[float, float]]
-"""By metric: (sum of value x weight, sum of weights), in float64 and in batch order."""
+Sums = dict[str, tuple[float, float]]  # by metric: sum of value x weight, sum of weights
 
 
 @dataclass(frozen=True)
@@ -153,19 +150,14 @@ class Task:
     part: int  # the part of the epoch to train on; -1 for validation
     attempt: int
     position: int  # the number of the trial's units that were committed before this one
-    dispatch: int = 0
-    """How often the trial was dispatched before. It never decreases: slots reject older workers."""
+    dispatch: int = 0  # how often the trial was dispatched before: slots reject older workers
     keep_state: bool = True  # whether to write the state at the end of an epoch to ``epoch_dir``
-    clone_of: CloneOf | None = None
-    """The state from which a clone starts; set only for its first unit."""
+    clone_of: CloneOf | None = None  # the state from which a clone starts, in its first unit
     origin: KeptState | None = None
     """Where the trial's state is if not in its slots, as in a resumed run."""
-    epochs: int | None = None
-    """The trial's ``info.epochs``; None: that of the run."""
-    ended: tuple[int, ...] = ()
-    """Trials that have ended since the worker's last task, for which it can free everything."""
-    notes_reads: bool = False
-    """Whether to note what ``build`` reads; see `cerebro.worker.read_names`."""
+    epochs: int | None = None  # the trial's ``info.epochs``; None: that of the run
+    ended: tuple[int, ...] = ()  # trials that have ended since the worker's last task
+    notes_reads: bool = False  # whether to note what ``build`` reads; see `worker.read_names`
     after: int | None = None
     """For a task queued behind another: the `dispatch` of the trial's unit before it. If that unit
     has not succeeded on this worker, the worker drops the task without an answer.
@@ -235,12 +227,9 @@ class CommittedState:
 class StepNotes:
     """What was unusual in the steps of a unit."""
 
-    not_exact: tuple[str, ...] = ()
-    """The operations for which the unit's device has no deterministic version."""
-    moved: str = ""
-    """Why PyTorch moves batches to the worker's GPU; empty if batches are made there."""
-    unlike: str = ""
-    """Why the unit ran again with ordinary steps: its recorded steps gave wrong results."""
+    not_exact: tuple[str, ...] = ()  # operations for which the device has no deterministic version
+    moved: str = ""  # why PyTorch moves batches to the GPU; empty if they are made there
+    unlike: str = ""  # why the unit ran again: its recorded steps gave wrong results
 
 
 @dataclass(frozen=True)
@@ -249,8 +238,7 @@ class ProcessNotes:
 
     libraries: tuple[str, ...] = ()  # the members of `LIBRARIES` that it has imported
     resident: int = 0  # its memory, in bytes; 0 if unknown
-    grown: int = 0
-    """By how many bytes it grew unexpectedly in the unit; see `cerebro.worker.growth`."""
+    grown: int = 0  # by how many bytes it grew unexpectedly; see `cerebro.worker.growth`
 
 
 @dataclass(frozen=True)
@@ -267,10 +255,8 @@ class UnitDone:
     dropped: tuple[int, ...] = ()  # trials whose live models the worker has released
     process: ProcessNotes = field(default_factory=ProcessNotes)
     steps: StepNotes = field(default_factory=StepNotes)
-    warned: tuple[Warned, ...] = ()
-    """Warnings that the trial raised for the first time on this worker."""
-    read: ReadNames | None = None
-    """What ``build`` has read of the configuration, if the task asked for it."""
+    warned: tuple[Warned, ...] = ()  # for the first time on this worker
+    read: ReadNames | None = None  # by ``build``, if the task asked for it
     is_kept: bool = True
     """False if the epoch's state is still being copied; `StateKept` or `StateLost` follows."""
 
@@ -289,8 +275,7 @@ class UnitFailed:
     dropped: tuple[int, ...] = ()
     bases: tuple[str, ...] = ()
     """For ``error``: the full names of the exception's class and its base classes, in MRO order."""
-    place: str = ""
-    """For ``error``: the line of the user's code that raised the exception, as in `message`."""
+    place: str = ""  # for ``error``: the user's line that raised it, as in `message`
     warned: tuple[Warned, ...] = ()
     read: ReadNames | None = None
 
@@ -311,19 +296,14 @@ class ModelFacts:
 class CheckDone:
     worker: int
     problems: tuple[str, ...]
-    error: str | None = None
-    """Why the configuration could not be tried; None if it could be."""
-    unfit: bool = False
-    """Whether the error is that the model reads columns that are unfit for validation."""
+    error: str | None = None  # why the configuration could not be tried
+    unfit: bool = False  # whether the error is that the model reads columns unfit for validation
     model: ModelFacts = field(default_factory=ModelFacts)
-    environment: Mapping[str, Any] | None = None
-    """The worker's environment; see `cerebro.machine.environment.describe`."""
-    not_exact: tuple[str, ...] = ()
-    """The model's operations for which its device has no deterministic version."""
+    environment: Mapping[str, Any] | None = None  # of the worker; see `machine.environment`
+    not_exact: tuple[str, ...] = ()  # operations for which the device has no deterministic version
     warned: tuple[Warned, ...] = ()
     findings: tuple[Finding, ...] = ()  # likely mistakes in the model and its data
-    gain: tuple[float, float] | None = None
-    """The seconds of an ordinary training step and of one with ``graph=True``, if measured."""
+    gain: tuple[float, float] | None = None  # seconds of a step, ordinary and ``graph=True``
     read: ReadNames | None = None  # what ``build`` has read of the configuration, if it was trained
 
 
@@ -363,8 +343,7 @@ class WorkerLost:
     began: bool = True  # whether the worker had begun its task; if not, the task is not to blame
     traced: bool = False  # whether the trial's log has the traceback of the crash
     with_machine: bool = False  # whether its machine is also lost; if so, no trial is to blame
-    has_left: bool = False
-    """Whether it was told to end, and has handed its states over; no trial is to blame."""
+    has_left: bool = False  # told to end, after handing its states over; no trial is to blame
 
 
 # --- only sent by executors with several machines -----------------------------------
@@ -396,8 +375,7 @@ class StateLost:
     trial: int
     reason: str
     worker: int | None = None  # the worker that would have trained the trial's next unit
-    position: int | None = None
-    """The position of the newest remaining state; None: only kept states remain."""
+    position: int | None = None  # of the newest remaining state; None: only kept ones remain
 
 
 @dataclass(frozen=True)

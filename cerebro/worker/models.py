@@ -75,8 +75,7 @@ class LiveModel:
 
     model: Any
     torch: bool
-    cuda: bool = False
-    """Whether the model computes on a GPU, so that CUDA's generator is part of its state."""
+    cuda: bool = False  # whether CUDA's generator is part of its state
     position: int = -1
     epochs: int | None = None  # the model's ``info.epochs``, if it differs from the run's
     generators: dict[str, Any] = field(default_factory=dict)
@@ -84,10 +83,8 @@ class LiveModel:
     state_bytes: int = 0
     libraries: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The settings of PyTorch, Keras and JAX that ``build`` left; the model computes with them."""
-    structure: Structure | None = None
-    """The structure of a state that a model just built can load; see `cerebro.worker.models`."""
-    own_numbers: OwnNumbers | None = None
-    """The numbers of the user's objects as ``build`` made them, in a worker."""
+    structure: Structure | None = None  # of a state that a model just built can load
+    own_numbers: OwnNumbers | None = None  # as ``build`` made them, in a worker
 
     @property
     def held_bytes(self) -> int:
@@ -498,9 +495,7 @@ Structure = frozenset[tuple[str, tuple[int, ...]]]
 """The paths of a state's arrays with their shapes, and of the parameters of its optimizers."""
 
 _NAMES = "parameter_names"  # see `cerebro.torch.parameter_order`
-
-_VARYING = ("gradients", "lightning", "metrics")
-"""The parts of a model's state that every batch may change, as if they were numbers."""
+_VARYING = ("gradients", "lightning", "metrics")  # parts of a state that a batch may change
 
 
 def describe_structure(state: Any) -> Structure:

@@ -26,13 +26,10 @@ from cerebro.machine.imports import PACKAGE, find_whole_module, is_library
 MAX_DEPTH = 8
 MAX_ENTRIES = 64  # a longer list or dict is data, such as a vocabulary
 MAX_OBJECTS = 20_000  # the most objects that are searched in a model
-
 CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 ARRAYS_DEPTH = 4
-MAX_HELD = 128
-"""Only the first and the last entries of a longer container with arrays are looked at."""
+MAX_HELD = 128  # of a longer container, only the first and last entries are looked at
 MAX_BYTES = 1 << 16  # only some of the bytes of a larger array are looked at
-
 _NUMBERS = (int, float, np.number, np.bool_)  # a bool is an int
 _LEAVES = (str, bytes, complex, type, types.ModuleType, np.ndarray, types.NoneType, *_NUMBERS)
 _CONTAINERS = (dict, list, tuple, deque, OrderedDict, defaultdict)

@@ -24,8 +24,7 @@ class ReadNames:
     """What one call of ``build`` has read; nested names are joined by dots."""
 
     unread: tuple[str, ...] = ()  # the configuration's names that it has not read
-    sought: tuple[str, ...] = ()
-    """The missing names that it has looked for, as in ``config.get("lr", 0.1)``."""
+    sought: tuple[str, ...] = ()  # missing names, as in ``config.get("lr", 0.1)``
 
 
 def names_of(config: Mapping[str, Any]) -> list[str]:

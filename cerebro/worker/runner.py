@@ -69,14 +69,9 @@ from cerebro.worker.state_arena import StateArena
 from cerebro.worker.trial_slots import TrialSlots
 from cerebro.worker.trial_warnings import Watch, warn
 
-MAX_TRIES = 4
-"""How many states of a trial are tried because of their structure, which may grow in each unit."""
-
-ASIDE_SECONDS = 60.0
-"""How long a comparison of models may take in addition to the unit's own time limit."""
-
-TRY_SECONDS = 2 * device_check.SECONDS
-"""The seconds that the first use of a GPU may take: it is checked, and kernels may be compiled."""
+MAX_TRIES = 4  # states of a trial that are tried because their structure is new
+ASIDE_SECONDS = 60.0  # for a comparison of models, in addition to the unit's own limit
+TRY_SECONDS = 2 * device_check.SECONDS  # of the first use of a GPU, which may compile kernels
 
 
 class Diverged(Exception):
@@ -89,19 +84,16 @@ class _Computed(NamedTuple):
     live: LiveModel
     loaded: bool  # whether the model's state was loaded
     total: UnitSums
-    before: memory.Usage | None
-    """The memory before the unit; None if other units have used some meanwhile."""
+    before: memory.Usage | None  # memory before the unit; None if others have used some
     not_exact: set[str]  # the operations that are not deterministic
-    unlike: str
-    """How a recorded step differed from the ordinary step, after which the unit ran again."""
+    unlike: str  # how a recorded step differed, after which the unit ran again
 
 
 @dataclass
 class TrialNotes:
     """What a worker notes about a trial until the trial ends."""
 
-    is_ordinary: bool = False
-    """Whether the trial takes ordinary steps, because a recorded one gave wrong results."""
+    is_ordinary: bool = False  # a recorded step gave wrong results: the trial takes ordinary ones
     is_inexact: bool = False  # whether the trial has operations that are not deterministic
     tries: int = 0  # how many states of a new structure have been tried
     examined: dict[str, list[int]] = field(default_factory=dict)

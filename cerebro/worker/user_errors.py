@@ -16,7 +16,6 @@ from cerebro.machine.imports import find_raising_line
 from cerebro.run.records import class_name
 
 MOST_CHANNELS = 4  # the most channels of a picture: a larger dimension is its height or width
-
 LEAST_PIXELS = 8  # the least height and width of rows of bytes that are taken for gray pictures
 
 _TORCH_TYPES = {

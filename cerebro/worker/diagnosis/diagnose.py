@@ -31,12 +31,9 @@ LEAST_STEPS = 4
 GROWTH = 1000.0  # if the loss on one batch grows by this factor, training has diverged
 HUGE = 1e12  # if the loss is above this value, training diverged in an earlier batch
 LEAST_FALL = 1e-5  # a loss has not fallen unless it falls by at least this share of its value
-
-SIZES = (1, 2, 4)
-"""How often a few rows are repeated, to see how the loss depends on the number of rows."""
+SIZES = (1, 2, 4)  # how often a few rows are repeated, to see how the loss depends on their number
 SIZE_TOLERANCE = 0.01
 SMALL = 1e-6  # a loss of less than this says nothing about how it depends on the number of rows
-
 LEAST_OUTPUTS = 4  # the fewest rows whose outputs are compared with each other or with the loss
 
 
