@@ -112,9 +112,7 @@ class Worker:
         self._stream: CudaStream | None = None  # if the process has several workers
         self._runner: UnitRunner | None = None
         self._number = -1
-        self._trouble = ""  # why the run could not be loaded
-        self._data_trouble = False
-        self._bases: tuple[str, ...] = ()  # of the exception that caused the trouble
+        self._trouble: BaseException | None = None  # why the run could not be loaded
         self._done: tuple[int, int] | None = None  # the last task, if it was a unit that is done
         self._sources: Sources = dict(fork_server.imported)
 
@@ -154,8 +152,7 @@ class Worker:
         context: bytes,
     ) -> None:
         self._number = number
-        self._trouble = ""
-        self._data_trouble = False
+        self._trouble = None
         # The modules that the parent imports must be found here before its code is unpickled.
         sys.path[:] = path
         sys.argv[:] = argv  # a script may read its arguments anywhere
@@ -178,9 +175,7 @@ class Worker:
             if self._process.turns is not None and self._stream is None:
                 self._stream = streams.open_stream(run.device)
         except BaseException as error:  # the module that defines build may raise anything
-            self._trouble = f"a worker cannot load the run: {describe(error)}"
-            self._data_trouble = isinstance(error, CorruptDataError)
-            self._bases = bases_of(error)
+            self._trouble = error
 
     def _run(self, task: Job) -> None:
         """Run a task and answer it, unless the unit that it continues has not succeeded."""
@@ -200,12 +195,15 @@ class Worker:
         if self._runner is not None:
             with nullcontext() if self._stream is None else self._stream.make_current():
                 return execute(self._runner, task)
-        kind: Literal["data", "error"] = "data" if self._data_trouble else "error"
+        assert self._trouble is not None
+        cause = f"a worker cannot load the run: {describe(self._trouble)}"
+        has_bad_data = isinstance(self._trouble, CorruptDataError)
+        kind: Literal["data", "error"] = "data" if has_bad_data else "error"
         if isinstance(task, ShardTask):
-            return ShardFailed(self._number, task, kind, self._trouble)
+            return ShardFailed(self._number, task, kind, cause)
         if not isinstance(task, Task):
-            return CheckDone(self._number, (), error=self._trouble)
-        return UnitFailed(self._number, task, kind, self._trouble, bases=self._bases)
+            return CheckDone(self._number, (), error=cause)
+        return UnitFailed(self._number, task, kind, cause, bases=bases_of(self._trouble))
 
     def _end(self) -> None:
         note_imported(self._sources, fork_server.last_imported)  # modules imported during the run

@@ -392,8 +392,8 @@ class LocalExecutor:
                 woken = True
             elif ready.worker in self._workers:  # it was not lost in the meantime
                 self._handle_socket(ready, is_writable)
-        for fault in self._watchdog.find_faults(self._workers):
-            self._lose_worker(fault.worker, fault.reason, traced=fault.traced)
+        for worker, reason, traced in self._watchdog.find_faults(self._workers):
+            self._lose_worker(worker, reason, traced=traced)
         return woken
 
     def _handle_socket(self, ready: Ready, is_writable: bool) -> None:

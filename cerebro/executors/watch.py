@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import cerebro._core as _core
 from cerebro.executors.process import WorkerProcess
@@ -57,14 +56,6 @@ class TaskWatch:
         # A task that has not begun cannot exceed its limit before the whole limit has passed.
         seconds = self._limit - (0.0 if task_seconds is None else task_seconds)
         return min(self._look, max(0.0, seconds))
-
-
-class Fault(NamedTuple):
-    """Why a busy worker is to be killed; `traced` says whether it has written a traceback."""
-
-    worker: int
-    reason: str
-    traced: bool
 
 
 class Watchdog:
@@ -114,8 +105,11 @@ class Watchdog:
         scale, more = (3, CHECK_SECONDS) if isinstance(task, CheckTask) else (1, DUMP_SECONDS)
         return scale * self._unit_timeout + more
 
-    def find_faults(self, workers: Mapping[int, WorkerProcess]) -> list[Fault]:
-        """Look at the busy workers if it is time to; return those to kill."""
+    def find_faults(self, workers: Mapping[int, WorkerProcess]) -> list[tuple[int, str, bool]]:
+        """Look at the busy workers if it is time to; return those to kill.
+
+        Each comes with the reason, and with whether it has written a traceback.
+        """
         if not self._watches or time.monotonic() < self._next_look:
             return []
         assert self._clock is not None
@@ -126,13 +120,13 @@ class Watchdog:
             task_seconds = process.beat.task_seconds
             if watch.is_late(task_seconds):
                 reason = f"the unit took longer than unit_timeout={self._unit_timeout:g} seconds"
-                faults.append(Fault(worker, reason, traced=True))
+                faults.append((worker, reason, True))
             elif watch.is_silent(process.beat.beats, self._clock.beats):
                 how = "was stopped" if process.is_stopped() else "hangs"
                 reason = (
                     f"the worker process {how}: it sent no heartbeat for {self._silence:g} seconds"
                 )
-                faults.append(Fault(worker, reason, traced=False))
+                faults.append((worker, reason, False))
             else:
                 patience = min(patience, watch.seconds_to_next_look(task_seconds))
         self._next_look = time.monotonic() + patience

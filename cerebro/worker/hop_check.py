@@ -24,7 +24,14 @@ from cerebro.worker.diagnosis import layout
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.messages import CheckDone, ModelFacts
 from cerebro.worker.models import Loader, end_epoch, hash_parameter_order
-from cerebro.worker.own_numbers import are_equal, as_bytes, attributes_of, has_objects, is_array
+from cerebro.worker.own_numbers import (
+    are_equal,
+    as_bytes,
+    attributes_of,
+    has_objects,
+    is_array,
+    places_of,
+)
 from cerebro.worker.read_names import Reads
 from cerebro.worker.runner import UnitRunner
 from cerebro.worker.user_errors import describe
@@ -412,16 +419,10 @@ def iterate_children(value: Any) -> Iterator[tuple[str, Any]]:
         yield ".args", value.args
         yield ".keywords", value.keywords
         return
-    if isinstance(value, types.MethodType):
-        yield "", value.__self__
-        return
-    if isinstance(value, types.FunctionType):
-        names = value.__code__.co_freevars
-        for free, cell in zip(names, value.__closure__ or (), strict=True):
-            try:
-                yield f".{free}", cell.cell_contents
-            except ValueError:  # the cell is still empty
-                continue
+    if isinstance(value, (types.MethodType, types.FunctionType)):
+        for part, place in places_of(value):
+            with contextlib.suppress(ValueError):  # the cell is still empty
+                yield part, place.read()
         return
     module = type(value).__module__
     # Objects that only run a step are not state: a captured graph, a recorded or compiled program.

@@ -1,20 +1,17 @@
 """Notice during a run that a trial changes a number or an array that a hop would lose.
 
-The hop check before a search tries one configuration on a few batches. Another configuration may
-lower a temperature in `forward`, or a number may change only after many batches. So after each unit
-the numbers of the user's own objects (see `own_numbers`) are compared with those that `build` made.
-This takes microseconds, and usually none differs.
+The hop check before a search tries one configuration on a few batches. So after each unit the
+values of the user's own objects (see `own_numbers`) are compared with those that `build` made. This
+takes microseconds, and usually none differs.
 
 If one differs and is not in the state, the trial's model is built twice more, gets the trial's
-state, and continues on a batch: once with the trial's number, and once as a hop would leave it. The
+state, and continues on a batch: once with the trial's value, and once as a hop would leave it. A
 number is lost if it still differs and if the two models continued differently. So numbers that the
-next step computes anew, and counters that nothing depends on, are not reported. The trial itself is
-not changed.
+next step computes anew, and counters that nothing depends on, are not reported.
 
-Attributes with arrays, such as a running scale, are treated likewise. They may be used only later,
-so they are looked at up to `ARRAY_LOOKS` times. A list or queue that still differs is lost even
-before anything depends on it. A mapping may be a cache, and is lost only if the two models
-continued differently.
+Arrays may be used only later, so they are looked at up to `ARRAY_LOOKS` times. A list or queue that
+still differs is lost even before anything depends on it. A mapping may be a cache, and is lost only
+if the two models continued differently.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class OwnNumbers:
         if depth == 0 or id(value) in seen or len(seen) >= MAX_OBJECTS:
             return
         seen[id(value)] = value
-        for part, place in _places_of(value):
+        for part, place in places_of(value):
             try:
                 child = place.read()
             except ValueError:  # the cell is still empty
@@ -154,7 +154,7 @@ class OwnNumbers:
                 self._collect(child, path + part, users, depth - 1, seen)
 
 
-def _places_of(value: Any) -> Iterator[tuple[str, _Place]]:
+def places_of(value: Any) -> Iterator[tuple[str, _Place]]:
     """Yield the parts of an object, each with its path and the place where it is kept."""
     if type(value) in _CONTAINERS:
         entries = value.items() if isinstance(value, dict) else enumerate(value)

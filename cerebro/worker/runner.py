@@ -449,11 +449,13 @@ class UnitRunner:
         # them.
         last, self._last_trial = self._last_trial, None
         live = self.models.get(task.trial)
-        if live is not None and live.epochs != task.epochs:
-            live = None  # the model was built for a different number of epochs
         begins = task.position == 0 or task.clone_of is not None
-        if live is not None and begins and live.position != task.position:
-            live = None  # the trial's states are lost: it starts again
+        # A model may have been built for another number of epochs. If the trial's states are lost,
+        # it starts again.
+        if live is not None and (
+            live.epochs != task.epochs or (begins and live.position != task.position)
+        ):
+            live = None
         loaded, built = False, live is None
         try:
             if live is None:
