@@ -109,39 +109,26 @@ def make_streams_last() -> None:
 @contextlib.contextmanager
 def redirect_descriptors(path: Path) -> Iterator[None]:
     """Redirect file descriptors 1 and 2 of this process to the end of a file."""
-    with explain_storage_errors():
-        log = open_plain(path, APPEND)
-        try:
-            saved = _duplicate_descriptors((1, 2))
-        except OSError:
-            os.close(log)
-            raise
-    flush_output()
-    try:
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
-        yield
-    finally:
+    with contextlib.ExitStack() as opened:
+        with explain_storage_errors():
+            log = open_plain(path, APPEND)
+            opened.callback(os.close, log)
+            saved = []
+            for descriptor in (1, 2):
+                saved.append(os.dup(descriptor))
+                opened.callback(os.close, saved[-1])
         flush_output()
-        for name, stream in _lasting.items():  # in place of those that a trial has put there
-            setattr(sys, name, stream)  # another one may close its descriptor now, if it is freed
-        for descriptor, before in zip((1, 2), saved, strict=True):
-            os.dup2(before, descriptor)
-            os.close(before)
-
-
-def _duplicate_descriptors(descriptors: tuple[int, ...]) -> list[int]:
-    """Duplicate either all the descriptors or none of them."""
-    copies: list[int] = []
-    try:
-        for descriptor in descriptors:
-            copies.append(os.dup(descriptor))
-    except OSError:
-        for copy in copies:
-            os.close(copy)
-        raise
-    return copies
+        try:
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            yield
+        finally:
+            flush_output()
+            for name, stream in _lasting.items():  # in place of those that a trial has put there
+                # Another one may close its descriptor now, if it is freed.
+                setattr(sys, name, stream)
+            for descriptor, before in zip((1, 2), saved, strict=True):
+                os.dup2(before, descriptor)
 
 
 def flush_output() -> None:
