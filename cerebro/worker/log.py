@@ -110,17 +110,15 @@ def make_streams_last() -> None:
 def redirect_descriptors(path: Path) -> Iterator[None]:
     """Redirect file descriptors 1 and 2 of this process to the end of a file."""
     with contextlib.ExitStack() as opened:
-        with explain_storage_errors():
-            log = open_plain(path, APPEND)
-            opened.callback(os.close, log)
+        with explain_storage_errors(), os.fdopen(open_plain(path, APPEND), "ab", 0) as log:
             saved = []
             for descriptor in (1, 2):
                 saved.append(os.dup(descriptor))
                 opened.callback(os.close, saved[-1])
-        flush_output()
+            flush_output()
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
         try:
-            os.dup2(log, 1)
-            os.dup2(log, 2)
             yield
         finally:
             flush_output()
