@@ -540,10 +540,8 @@ class UnitRunner:
 
     def _try_device(self, device: str) -> None:
         """Try the GPU and compile its kernels without counting the time towards the unit."""
-        with (
-            self._clock.stop_clock(TRY_SECONDS),
-            contextlib.suppress(MemoryError),
-        ):  # the loader will raise it
+        # The loader will raise a MemoryError.
+        with self._clock.stop_clock(TRY_SECONDS), contextlib.suppress(MemoryError):
             depots.find_problem(device)
             self._tried = True
 
