@@ -42,6 +42,7 @@ from cerebro.executors.base import Wake
 from cerebro.executors.channel import BrokenMessage
 from cerebro.executors.process import (
     EXIT_SECONDS,
+    WorkerKind,
     WorkerProcess,
     describe_exit,
     signal_of,
@@ -124,9 +125,9 @@ class Starter:
         self._seats = seats
         self._fresh = fresh
         self._fork = fork
-        self._spare: dict[str, list[WorkerProcess]] = {}  # started with others of their GPU
+        self._spare: dict[WorkerKind, list[WorkerProcess]] = {}  # started with others of their GPU
         self._program = NONE
-        self._hash_seed: str | None = None
+        self._hash_seed = ""
         self._run: tuple[bytes, dict[str, Any], bytes] = b"", {}, b""
 
     def begin(self, context: RunContext) -> None:
@@ -146,16 +147,17 @@ class Starter:
         lists = list(sys.path), list(sys.argv)
         here = os.getcwd()  # noqa: PTH109
         message = ("begin", number, *lists, here, *self._run)
-        several = self.together and self._seats.count(device) > 1
-        warm = None if self._fresh or several else self._take_warm(device)
+        several = self.together and device is not None and self._seats.count(device) > 1
+        kind = WorkerKind(self._threads, device, self._hash_seed)
+        warm = None
+        if not (self._fresh or several):
+            warm = warm_workers.take(kind, self._program)
         for process in [warm, None]:
             # A warm worker may have died since its last run; a new process then replaces it.
-            if several and device is not None:
-                worker = self._start_shared(device)
+            if several:
+                worker = self._start_shared(kind)
             else:
-                worker = process or WorkerProcess.spawn(
-                    self._threads, device, self._hash_seed, fork=self._fork, wait=wait
-                )
+                worker = process or WorkerProcess.spawn(kind, fork=self._fork, wait=wait)
             try:
                 worker.send(message)
             except OSError as error:
@@ -165,19 +167,15 @@ class Starter:
             return worker
         raise WorkerError(f"a worker process died while it was started: {cause}") from cause
 
-    def _take_warm(self, device: Device | None) -> WorkerProcess | None:
-        return warm_workers.take(self._threads, device, self._program, self._hash_seed)
-
-    def _start_shared(self, device: Device) -> WorkerProcess:
+    def _start_shared(self, kind: WorkerKind) -> WorkerProcess:
         """Return a worker of the process that serves a GPU; start that process if needed."""
-        spare = self._spare.setdefault(device.name, [])
+        spare = self._spare.setdefault(kind, [])
         while spare and spare[0].process.poll() is not None:
             spare.pop(0).stop(kill=True)  # it died before it was needed
         if not spare:
-            while (warm := self._take_warm(device)) is not None:
+            while (warm := warm_workers.take(kind, self._program)) is not None:
                 warm.stop(kill=True)  # it holds memory of the GPU, and cannot be used
-            count = self._seats.count(device)
-            spare += WorkerProcess.spawn_together(count, self._threads, device, self._hash_seed)
+            spare += WorkerProcess.spawn_together(self._seats.count(kind.device), kind)
         return spare.pop(0)
 
     def close(self) -> None:

@@ -42,6 +42,15 @@ def _close_sockets_in_fork() -> None:
 os.register_at_fork(after_in_child=_close_sockets_in_fork)
 
 
+@dataclass(frozen=True)
+class WorkerKind:
+    """What a worker process keeps from its start; its GPU is None if it sees its parent's GPUs."""
+
+    threads: int
+    device: Device | None = None
+    hash_seed: str = field(default_factory=environment.hash_seed)
+
+
 @dataclass(eq=False)
 class WorkerProcess:
     """A worker, its process, its socket and its page of heartbeats; several may share a process."""
@@ -49,7 +58,7 @@ class WorkerProcess:
     process: subprocess.Popen[bytes] | Child
     channel: Channel
     beat: _core.BeatPage
-    threads: int
+    kind: WorkerKind
     exit_fd: int | None = None
     """Readable once the process has ended, even if other processes hold copies of its socket."""
     owner: int = field(default_factory=os.getpid)
@@ -57,46 +66,29 @@ class WorkerProcess:
     """The modules that it had imported when its last run ended; see `cerebro.machine.imports`."""
     variables: dict[str, str] = field(default_factory=lambda: _inherited_variables())
     """The environment variables that it inherited; see `_inherited_variables`."""
-    hash_seed: str = ""  # its hash seed; see `cerebro.machine.environment`
-    device: Device | None = None  # the GPU that it sees; None: the same GPUs as its parent
     others: list[WorkerProcess] = field(default_factory=list)  # of the same process
 
     def __post_init__(self) -> None:
         open_workers.add(self)
 
     @classmethod
-    def spawn(
-        cls,
-        threads: int,
-        device: Device | None = None,
-        hash_seed: str | None = None,
-        *,
-        fork: bool = False,
-        wait: bool = True,
-    ) -> WorkerProcess:
+    def spawn(cls, kind: WorkerKind, *, fork: bool = False, wait: bool = True) -> WorkerProcess:
         """Start a worker process as the leader of a new session; raise WorkerError if that fails.
 
-        `hash_seed` is the run's. `fork` allows a fork server to fork a worker without a GPU;
-        `wait`, to wait for a server that is not ready yet.
+        `fork` allows a fork server to fork a worker without a GPU; `wait`, to wait for a server
+        that is not ready yet.
         """
-        (worker,) = cls.spawn_together(1, threads, device, hash_seed, fork=fork, wait=wait)
+        (worker,) = cls.spawn_together(1, kind, fork=fork, wait=wait)
         return worker
 
     @classmethod
     def spawn_together(
-        cls,
-        count: int,
-        threads: int,
-        device: Device | None,
-        hash_seed: str | None = None,
-        *,
-        fork: bool = False,
-        wait: bool = True,
+        cls, count: int, kind: WorkerKind, *, fork: bool = False, wait: bool = True
     ) -> list[WorkerProcess]:
         """Start one process for several workers of a GPU, or for one worker; see `spawn`."""
         process: subprocess.Popen[bytes] | Child | None = None
         pairs: list[tuple[socket.socket, socket.socket]] = []
-        variables = _make_environment(threads, device, hash_seed)
+        variables = _make_environment(kind)
         try:
             beats = [_core.BeatPage() for _ in range(count)]
             for _ in range(count):
@@ -106,7 +98,7 @@ class WorkerProcess:
                 for (_, theirs), beat in zip(pairs, beats, strict=True)
                 for file in (theirs.fileno(), beat.fd)
             ]
-            if fork and device is None and forks_workers():
+            if fork and kind.device is None and forks_workers():
                 process = fork_servers.fork(variables, (files[0], files[1]), wait=wait)
             if process is None:
                 process = start_program(map(str, files), variables, files)
@@ -117,14 +109,10 @@ class WorkerProcess:
                 theirs.close()
                 if process is None:
                     ours.close()  # a fork that was requested ends itself
-        seed = variables[environment.HASH_SEED]
-        workers = []
-        for (ours, _), beat in zip(pairs, beats, strict=True):
-            exit_fd = _open_exit_descriptor(process.pid)
-            channel = Channel(ours)
-            workers.append(
-                cls(process, channel, beat, threads, exit_fd, hash_seed=seed, device=device)
-            )
+        workers = [
+            cls(process, Channel(ours), beat, kind, _open_exit_descriptor(process.pid))
+            for (ours, _), beat in zip(pairs, beats, strict=True)
+        ]
         for worker in workers:
             worker.others = [other for other in workers if other is not worker]
         return workers
@@ -183,16 +171,14 @@ def _inherited_variables() -> dict[str, str]:
     return read | environment.read_variables()
 
 
-def _make_environment(
-    threads: int, device: Device | None, hash_seed: str | None = None
-) -> dict[str, str]:
+def _make_environment(kind: WorkerKind) -> dict[str, str]:
     """Return the worker's environment: its device, threads, hash seed, and this cerebro's path."""
     variables = dict(os.environ) | environment.read_variables()
-    variables[environment.HASH_SEED] = hash_seed or environment.hash_seed()
-    if device is not None:
-        variables |= devices.make_variables(device)
+    variables[environment.HASH_SEED] = kind.hash_seed
+    if kind.device is not None:
+        variables |= devices.make_variables(kind.device)
     for name in environment.THREAD_VARIABLES:
-        variables[name] = str(threads)
+        variables[name] = str(kind.threads)
     variables[guard.VARIABLE] = "1"
     path = [str(PACKAGE.parent), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
     variables["PYTHONPATH"] = os.pathsep.join(path)
@@ -234,12 +220,9 @@ class WarmWorkers:
         self._idle: list[WorkerProcess] = []
         self._pid = os.getpid()
 
-    def take(
-        self, threads: int, device: Device | None, program: Program, hash_seed: str | None = None
-    ) -> WorkerProcess | None:
+    def take(self, kind: WorkerKind, program: Program) -> WorkerProcess | None:
         """Return a worker that trains with this program; None if there is none."""
         variables = _inherited_variables()
-        settings = threads, device, hash_seed or environment.hash_seed()
         with self._lock:
             if self._pid != os.getpid():  # in a fork, the workers belong to the parent
                 self._idle, self._pid = [], os.getpid()
@@ -255,7 +238,7 @@ class WarmWorkers:
                     # that has been set since, such as the credentials of a storage.
                     self._idle.remove(worker)
                     worker.stop(kill=True)
-                elif (worker.threads, worker.device, worker.hash_seed) == settings:
+                elif worker.kind == kind:
                     self._idle.remove(worker)
                     return worker
         return None
@@ -273,14 +256,15 @@ class WarmWorkers:
         waiting. Raise WorkerError if the system lacks a process, memory or descriptors.
         """
         program = Program.capture() if self._idle else NONE
-        workers = [self.take(threads, seat, program) for seat in seats]
+        kinds = [WorkerKind(threads, seat) for seat in seats]
+        workers = [self.take(kind, program) for kind in kinds]
         try:
             if None in workers and forks_workers() and all(seat is None for seat in seats):
-                fork_servers.start(_make_environment(threads, None), modules)
+                fork_servers.start(_make_environment(WorkerKind(threads)), modules)
                 return
-            for number, seat in enumerate(seats):
+            for number, kind in enumerate(kinds):
                 if workers[number] is None:
-                    workers[number] = new = WorkerProcess.spawn(threads, seat)
+                    workers[number] = new = WorkerProcess.spawn(kind)
                     new.preload(modules)
         finally:
             for worker in reversed(workers):  # the first is taken first

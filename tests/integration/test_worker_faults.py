@@ -28,7 +28,7 @@ import pytest
 import cerebro
 from cerebro.errors import InputError, RunError, WorkerError
 from cerebro.executors.local import LocalExecutor
-from cerebro.executors.process import WorkerProcess, warm_workers
+from cerebro.executors.process import WorkerKind, WorkerProcess, warm_workers
 from cerebro.run.recipe import import_file
 
 SILENCE = 2.0
@@ -454,7 +454,7 @@ def test_spawning_a_worker_without_free_descriptors_leaks_nothing():
                 filled.append(os.open(os.devnull, os.O_RDONLY))
         for _ in range(20):
             try:
-                worker = WorkerProcess.spawn(1)
+                worker = WorkerProcess.spawn(WorkerKind(1))
             except WorkerError as error:
                 assert "Too many open files" in str(error)
                 failed += 1
@@ -548,8 +548,8 @@ def test_workers_and_their_children_end_with_the_coordinator(
                            progress=False, **module.settings)
         def starts_another():
             # The thread that starts the workers ends long before the process does.
-            from cerebro.executors.process import WorkerProcess, warm_workers
-            warm_workers.give(WorkerProcess.spawn(1, fork=True))
+            from cerebro.executors.process import WorkerKind, WorkerProcess, warm_workers
+            warm_workers.give(WorkerProcess.spawn(WorkerKind(1), fork=True))
         if sys.argv[2] == "True":
             thread = threading.Thread(target=starts_another)
             thread.start()
