@@ -211,6 +211,7 @@ class Worker:
             self._runner.close()
             self._process.runners.remove(self._runner)
             self._runner = None
+        self._trouble = None
         self._process.forget()
 
 
