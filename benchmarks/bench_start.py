@@ -101,7 +101,7 @@ import os, signal, statistics, sys, time
 from pathlib import Path
 import numpy as np, torch
 import cerebro
-from cerebro.executors.process import WorkerProcess, warm_workers
+from cerebro.executors.process import WorkerKind, WorkerProcess, warm_workers
 
 FOLDER = sys.argv[1]
 
@@ -130,7 +130,7 @@ def private(worker):
 
 search(2, False)
 trained = statistics.median(map(private, warm_workers._idle))
-spawned = WorkerProcess.spawn(1, fork=True)
+spawned = WorkerProcess.spawn(WorkerKind(1), fork=True)
 spawned.preload(["torch"])
 while spawned.beat.beats == 0:
     time.sleep(0.01)

@@ -34,7 +34,16 @@ import cerebro
 from benchmarks.harness import Bench, paired_ratio, parser
 from cerebro.run.store import FILE, Store
 from cerebro.run.store.schema import SCHEMA
-from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, Task, UnitDone
+from cerebro.worker.messages import (
+    CheckDone,
+    CheckTask,
+    CommittedState,
+    Event,
+    RunContext,
+    Task,
+    UnitDone,
+    UnitSums,
+)
 
 METRICS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "loss", "accuracy")
 
@@ -87,15 +96,12 @@ class NothingExecutor:
             UnitDone(
                 worker=0,
                 task=task,
-                rows=1,
-                batches=1,
-                sums={"loss": (value, 1.0)},
+                total=UnitSums(1, 1, {"loss": (value, 1.0)}),
                 started=time.time(),
                 seconds=1e-6,
                 loaded=False,
-                state_bytes=0,
+                state=CommittedState(0, "0" * 32),
                 metrics={"train_loss": value, "loss": value} if done else None,
-                state_hash="0" * 32 if done else None,
             )
         ]
 

@@ -28,8 +28,10 @@ import cerebro._core as _core
 from benchmarks.harness import Bench, parser
 from cerebro.cli import demo
 from cerebro.worker import runner
+from cerebro.worker.loaders import Loaders
 from cerebro.worker.messages import RunContext, Task, UnitDone
 from cerebro.worker.runner import UnitRunner
+from cerebro.worker.trial_slots import TrialSlots
 
 FUNCTIONS: list[tuple[str, Any, str]] = [
     ("batches", runner, "run_batches"),
@@ -39,11 +41,11 @@ FUNCTIONS: list[tuple[str, Any, str]] = [
     ("random generators", runner.generators, "_seed_started"),
     ("random generators", runner.generators, "make_restorer"),
     ("state_dict()", runner, "pack_tree"),
-    ("files of the shards", UnitRunner, "_verify"),
+    ("files of the shards", Loaders, "verify"),
     ("memory use", runner.memory, "read_usage"),
     ("model and slots", UnitRunner, "_take_model"),
-    ("model and slots", UnitRunner, "_settle_commit"),
-    ("model and slots", UnitRunner, "_slots_of"),
+    ("model and slots", TrialSlots, "settle"),
+    ("model and slots", TrialSlots, "open"),
 ]
 CONTEXTS: list[tuple[str, Any, str]] = [
     ("the trial's log", UnitRunner, "redirect_output"),

@@ -17,17 +17,14 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import cloudpickle
 
 import cerebro._core as _core
-from cerebro.errors import CorruptDataError, UnitCancelled
+from cerebro.errors import CorruptDataError
 from cerebro.executors import fork_server
 from cerebro.executors.received import unpickle
 from cerebro.machine import guard
@@ -35,8 +32,9 @@ from cerebro.machine.imports import Sources, note_imported
 from cerebro.machine.libraries import JAX
 from cerebro.machine.turns import Turns
 from cerebro.worker import streams
+from cerebro.worker.clock import BeatClock, LateTasks
 from cerebro.worker.jobs import execute
-from cerebro.worker.log import LateTasks, flush_output, log_path, make_streams_last
+from cerebro.worker.log import flush_output, log_path, make_streams_last
 from cerebro.worker.messages import (
     CheckDone,
     Event,
@@ -54,21 +52,13 @@ from cerebro.worker.streams import CudaStream
 from cerebro.worker.user_errors import bases_of, describe
 
 BEAT_MILLISECONDS = 100
-IMPORT_SECONDS = 30.0
-"""The seconds for importing libraries in a process's first `build`, in addition to `unit_timeout`.
-"""
-STANDARD_ERROR = 2
-WAITING_FOR_TURN = 1e6
-"""The seconds by which the clock of a task is set back while it waits for its turn."""
-HEARING_SECONDS = 1e-4
-"""How often a queued unit looks whether the coordinator has heard of the unit before."""
 
 
 def main(arguments: list[str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     guard.enter_worker()  # an imported script must not start a search
     make_streams_last()
-    faulthandler.enable(STANDARD_ERROR)  # a crash in C code writes its traceback to the log
+    faulthandler.enable(2)  # a crash in C code writes its traceback to the log
     descriptors = list(map(int, arguments))
     process = Process(Turns(streams.KEPT) if len(descriptors) > 2 else None)
     workers = []
@@ -100,7 +90,7 @@ class Process:
     def __init__(self, turns: Turns | None = None) -> None:
         self.turns = turns
         self._context: tuple[bytes, RunContext] | None = None
-        self.late = LateTasks()  # if there are several workers
+        self.late = None if turns is None else LateTasks()
         self.runners: list[UnitRunner] = []
 
     def open_context(self, context: bytes) -> RunContext:
@@ -113,114 +103,16 @@ class Process:
         self._context = None
 
 
-class BeatClock:
-    """Reports a task's start to the coordinator, and dumps a late task's traceback to the log.
-
-    Neither importing libraries, for which a process's first `build` gets extra time, nor waiting
-    for a turn counts as a task's time.
-    """
-
-    def __init__(self, beat: _core.BeatPage, process: Process | None = None) -> None:
-        self._beat = beat
-        self._process = process or Process()
-        self._has_built = False
-        self._waiting_since = 0.0
-        self._began = 0  # the number of tasks
-        self._is_running = False
-        self.limit: float | None = None
-        self.log = Path(os.devnull)
-
-    def begin(self, log: Path | None = None) -> None:
-        """Begin a task; `log` is where to dump its traceback if other units overlap it."""
-        self.log = Path(os.devnull) if log is None else log
-        self._began += 1
-        self._is_running = True
-        self._start(0.0 if self._has_built else IMPORT_SECONDS)
-
-    def note_built(self) -> None:
-        if not self._has_built:
-            self._has_built = True
-            self._start(0.0)
-
-    @contextlib.contextmanager
-    def stop_clock(self, seconds: float) -> Iterator[None]:
-        self._start(seconds)
-        try:
-            yield
-        finally:
-            self._start(0.0)
-
-    def end(self) -> None:
-        self._is_running = False
-        self._dump_later(None)
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        return id(self), self._began
-
-    @property
-    def seconds_left(self) -> float | None:
-        if self.limit is None or not self._is_running:
-            return None
-        seconds = self._beat.task_seconds
-        if seconds is None or seconds < -WAITING_FOR_TURN / 2:
-            return None
-        return self.limit - seconds
-
-    def wait_for_turn(self, begins: bool) -> None:
-        """Stop the clock while the task waits for its turn; other threads have it meanwhile."""
-        if begins:
-            self._waiting_since = time.monotonic()
-            self._beat.postpone_task(WAITING_FOR_TURN)
-        else:
-            waited = time.monotonic() - self._waiting_since
-            self._beat.postpone_task(waited - WAITING_FOR_TURN)
-
-    def await_hearing(self, answer: int) -> None:
-        if self._beat.heard == answer:  # usually: a unit takes longer than an answer
-            return
-        self.wait_for_turn(True)
-        self._dump_later(None)
-        try:
-            is_heard = False
-            while not is_heard:
-                is_heard = self._beat.heard == answer
-                if self._beat.cancelled:  # even if the answer was heard right after
-                    raise UnitCancelled("the unit was cancelled before it was committed")
-                if not is_heard:
-                    time.sleep(HEARING_SECONDS)
-        finally:
-            self.wait_for_turn(False)
-            self._dump_later(self.seconds_left)
-
-    def _start(self, grace: float) -> None:
-        self._beat.begin_task(grace)
-        self._dump_later(self.seconds_left)
-
-    def _dump_later(self, seconds: float | None) -> None:
-        """Dump the traceback in `seconds`, to standard error, which is the log; None: never."""
-        if self.limit is None:
-            return
-        if self._process.turns is not None:  # standard error is the log of the unit in turn
-            self._process.late.watch(self)
-        elif seconds is None:
-            faulthandler.cancel_dump_traceback_later()
-        else:
-            faulthandler.dump_traceback_later(max(0.001, seconds), file=STANDARD_ERROR)
-
-
 class Worker:
     def __init__(self, connection: Connection, beat: _core.BeatPage, process: Process) -> None:
         self._connection = connection
         self._beat = beat
         self._process = process
-        self._clock = BeatClock(beat, process)
+        self._clock = BeatClock(beat, process.late)
         self._stream: CudaStream | None = None  # if the process has several workers
         self._runner: UnitRunner | None = None
         self._number = -1
-        self._trouble = ""  # why the run could not be loaded
-        self._data_trouble = False
-        self._bases: tuple[str, ...] = ()  # of the exception that caused the trouble
+        self._trouble: BaseException | None = None  # why the run could not be loaded
         self._done: tuple[int, int] | None = None  # the last task, if it was a unit that is done
         self._sources: Sources = dict(fork_server.imported)
 
@@ -260,8 +152,7 @@ class Worker:
         context: bytes,
     ) -> None:
         self._number = number
-        self._trouble = ""
-        self._data_trouble = False
+        self._trouble = None
         # The modules that the parent imports must be found here before its code is unpickled.
         sys.path[:] = path
         sys.argv[:] = argv  # a script may read its arguments anywhere
@@ -284,38 +175,35 @@ class Worker:
             if self._process.turns is not None and self._stream is None:
                 self._stream = streams.open_stream(run.device)
         except BaseException as error:  # the module that defines build may raise anything
-            self._trouble = f"a worker cannot load the run: {describe(error)}"
-            self._data_trouble = isinstance(error, CorruptDataError)
-            self._bases = bases_of(error)
+            self._trouble = error
 
     def _run(self, task: Job) -> None:
         """Run a task and answer it, unless the unit that it continues has not succeeded."""
         if isinstance(task, Task) and not task.may_follow(self._done):
             return
-        event = self._execute(task)
-        self._done = event.task.identity if isinstance(event, UnitDone) else None
-        self._connection.send_bytes(pickle_event(event))
-
-    def _execute(self, task: Job) -> Event:
         run = None if self._runner is None else self._runner.context
-        self._clock.begin(
-            log_path(run.log_dir, task.trial) if run and isinstance(task, Task) else None
-        )
+        log = log_path(run.log_dir, task.trial) if run and isinstance(task, Task) else None
+        self._clock.begin(log)
         try:
-            return self._make_event(task)
+            event = self._make_event(task)
         finally:
             self._clock.end()
+        self._done = event.task.identity if isinstance(event, UnitDone) else None
+        self._connection.send_bytes(pickle_event(event))
 
     def _make_event(self, task: Job) -> Event:
         if self._runner is not None:
             with nullcontext() if self._stream is None else self._stream.make_current():
                 return execute(self._runner, task)
-        kind: Literal["data", "error"] = "data" if self._data_trouble else "error"
+        assert self._trouble is not None
+        cause = f"a worker cannot load the run: {describe(self._trouble)}"
+        has_bad_data = isinstance(self._trouble, CorruptDataError)
+        kind: Literal["data", "error"] = "data" if has_bad_data else "error"
         if isinstance(task, ShardTask):
-            return ShardFailed(self._number, task, kind, self._trouble)
+            return ShardFailed(self._number, task, kind, cause)
         if not isinstance(task, Task):
-            return CheckDone(self._number, (), error=self._trouble)
-        return UnitFailed(self._number, task, kind, self._trouble, bases=self._bases)
+            return CheckDone(self._number, (), error=cause)
+        return UnitFailed(self._number, task, kind, cause, bases=bases_of(self._trouble))
 
     def _end(self) -> None:
         note_imported(self._sources, fork_server.last_imported)  # modules imported during the run
@@ -323,6 +211,7 @@ class Worker:
             self._runner.close()
             self._process.runners.remove(self._runner)
             self._runner = None
+        self._trouble = None
         self._process.forget()
 
 

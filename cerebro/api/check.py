@@ -168,9 +168,10 @@ def check(
         )
         event = ask_worker(executor, context, CheckTask(config, thorough=True))
     done = _get_outcome(event)
-    if done.cpu_only and name_devices(devices) == ["auto"]:  # the same decision as in a search
+    model = done.model
+    if model.cpu_only and name_devices(devices) == ["auto"]:  # the same decision as in a search
         device = CPU
-    problems, metrics, operations = map(list, (done.problems, done.metrics, done.not_exact))
+    problems, metrics, operations = map(list, (done.problems, model.metrics, done.not_exact))
     offer = offer_graph(done.gain)
     return Check(problems, metrics, dict(config), device, operations, list(done.findings), offer)
 

@@ -343,8 +343,8 @@ class Retraining:
             event = self._run_unit(record, position, first, last)
             if not isinstance(event, UnitDone):
                 self._problem = getattr(event, "message", None) or getattr(event, "reason", "")
-            elif event.state_hash is not None:
-                hashes.append(event.state_hash)
+            elif event.metrics is not None:
+                hashes.append(event.state.hash)
         if self._problem is None:
             file = epoch_state_file(record.number, record.first_epoch + epochs - 1)
             self._parent = CloneOf(str(Path(self._context.epoch_dir, file)), hashes[-1])

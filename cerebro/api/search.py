@@ -501,4 +501,4 @@ def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:
             make_run_context(settings), state_dir=folder, epoch_dir=folder, log_dir=folder
         )
         event = ask_worker(executor, context, CheckTask(config, build_only=True))
-    return isinstance(event, CheckDone) and event.cpu_only
+    return isinstance(event, CheckDone) and event.model.cpu_only

@@ -436,16 +436,16 @@ class ClusterExecutor(ABC):
             node=remote.node.id,
             agent=remote.agent.id,
             worker=remote.number,
-            state_hash=event.packed_hash,
-            nbytes=event.state_bytes,
+            state_hash=event.state.hash,
+            nbytes=event.state.nbytes,
         )
         self._states.add(task.trial, held)
-        self._transfers.pace.add(remote.number, task.trial, event.rows, event.seconds)
+        self._transfers.pace.add(remote.number, task.trial, event.total.rows, event.seconds)
         # Clocks of nodes differ: take the time of a unit from the coordinator's.
         event = replace(event, worker=remote.number, task=task, started=time.time() - event.seconds)
         if event.metrics is not None and task.keep_state and not self._admission.shares_run:
             file = epoch_state_file(task.trial, task.epoch)
-            event = replace(event, state_file=file, is_kept=False)
+            event = replace(event, state=replace(event.state, file=file), is_kept=False)
             self._keep_state(task.trial, held, file)
         self._events.now.append(event)
 

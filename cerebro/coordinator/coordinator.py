@@ -398,7 +398,7 @@ class Coordinator:
         trial.origin = None
         trial.epoch_seconds += event.seconds
         if task.part >= 0 and event.seconds > 0:
-            trial.rows_per_second = event.rows / event.seconds
+            trial.rows_per_second = event.total.rows / event.seconds
         self._overview.unit_done(event.worker, task.step, event.seconds)
         self.store.add_unit(
             trial=task.trial,
@@ -409,21 +409,21 @@ class Coordinator:
             attempt=task.attempt,
             started=event.started - self._wall_started,
             seconds=event.seconds,
-            rows=event.rows,
-            batches=event.batches,
+            rows=event.total.rows,
+            batches=event.total.batches,
             hopped=event.loaded and trial.last_worker not in (None, event.worker),
-            state_bytes=event.state_bytes,
+            state_bytes=event.state.nbytes,
         )
         trial.last_worker = event.worker
         self._lost_workers.unit_done(event.worker, task)
-        self._libraries.update(event.libraries)
+        self._libraries.update(event.process.libraries)
         self.events.watch_memory(event)
-        self.events.note_not_exact(trial, event.not_exact)
-        self.events.note_moved_batches(event.moved)
-        if event.unlike:
-            self.events.note_wrong_step(trial, event.unlike)
+        self.events.note_not_exact(trial, event.steps.not_exact)
+        self.events.note_moved_batches(event.steps.moved)
+        if event.steps.unlike:
+            self.events.note_wrong_step(trial, event.steps.unlike)
         self.events.note_warnings(trial, event.warned)
-        means = {name: s / w for name, (s, w) in event.sums.items() if w}
+        means = {name: s / w for name, (s, w) in event.total.sums.items() if w}
         self._hooks.notify_of(trial.record, "on_unit_end", means)
         if event.metrics is not None and event.is_kept:
             self._add_epoch(trial, _make_epoch(trial, event))
@@ -763,7 +763,7 @@ def _divide_epoch(context: RunContext) -> EpochParts:
 
 
 def _make_epoch(trial: LiveTrial, last: UnitDone) -> EpochRecord:
-    assert last.metrics is not None and last.state_hash is not None
+    assert last.metrics is not None
     return EpochRecord(
-        last.task.epoch, last.metrics, trial.epoch_seconds, last.state_hash, last.state_file
+        last.task.epoch, last.metrics, trial.epoch_seconds, last.state.hash, last.state.file
     )

@@ -126,9 +126,9 @@ class EventBook:
     def watch_memory(self, event: UnitDone) -> None:
         """Record that a trial's memory grows in every epoch; see `cerebro.worker.growth`."""
         task = event.task
-        self._growth.add(task.trial, event.grown)
+        self._growth.add(task.trial, event.process.grown)
         if event.metrics is not None:
-            text = self._growth.end_epoch(task.trial, task.epoch, event.resident)
+            text = self._growth.end_epoch(task.trial, task.epoch, event.process.resident)
             if text is not None:
                 self.add("memory grows", text, task.trial)
                 warnings.warn(text, stacklevel=2)

@@ -135,18 +135,19 @@ def check_hop(
             task = pending.pop(event.worker, None)
             if isinstance(event, CheckDone):
                 tried.workers.append(event.worker)
-                tried.state_bytes = max(tried.state_bytes, event.state_bytes)
+                model = event.model
+                tried.state_bytes = max(tried.state_bytes, model.state_bytes)
                 tried.environment = event.environment or tried.environment
-                tried.parameter_order = event.parameter_order or tried.parameter_order
+                tried.parameter_order = model.parameter_order or tried.parameter_order
                 tried.warned += event.warned
                 tried.findings += event.findings
                 tried.gain = event.gain or tried.gain
                 if event.error is not None and event.unfit:  # for every model of this `build`
                     raise UnfitDataError(event.error)
-                if event.state_bytes:
-                    tried.metrics = event.metrics if event.declares_metrics else None
-                    tried.words, tried.read = event.words, event.read
-                if event.error is not None and event.state_bytes:  # it trains, so no trial fails
+                if model.state_bytes:
+                    tried.metrics = model.metrics if model.declares_metrics else None
+                    tried.words, tried.read = model.words, event.read
+                if event.error is not None and model.state_bytes:  # it trains, so no trial fails
                     tried.findings.append(make_unchecked_finding(event.error))
                 # A configuration that cannot be trained at all fails only its own trial.
                 if event.error is None and event.problems:
@@ -188,7 +189,7 @@ def warn_if_reordered(executor: Executor, worker: int, first: TrialRecord, order
     """
     executor.submit(worker, CheckTask(first.config, build_only=True, number=first.number))
     (event,) = executor.wait(None)
-    if isinstance(event, CheckDone) and event.parameter_order not in ("", order):
+    if isinstance(event, CheckDone) and event.model.parameter_order not in ("", order):
         warnings.warn(
             "build makes the network's parameters in another order than when the run began, as "
             "from a set. States are loaded by name, but what is computed in this order differs "

@@ -29,10 +29,7 @@ class Executor(Protocol):
     """
 
     def start(self, context: RunContext) -> list[int]:
-        """Prepare every worker for a run; return their numbers, lowest first.
-
-        Raise WorkerError if a worker cannot be started.
-        """
+        """Prepare every worker for a run; return their numbers, or raise WorkerError."""
 
     def submit(self, worker: int, task: Job) -> None:
         """Start a task on an idle worker, without waiting for it."""

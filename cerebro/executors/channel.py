@@ -13,12 +13,10 @@ import socket
 import struct
 from collections import deque
 
-SHORT = 2**31
-"""From this length on, the header is -1 followed by the length in eight bytes."""
+SHORT = 2**31  # from this length on, the header is -1 followed by the length in eight bytes
 LENGTH = struct.Struct("!i")
 LONG = struct.Struct("!Q")
-MAX_ANSWER = 256 << 20
-"""The largest valid length of an answer, in bytes; an answer usually has a few kilobytes."""
+MAX_ANSWER = 256 << 20  # bytes; an answer usually has a few kilobytes
 PIECE = 1 << 16
 
 

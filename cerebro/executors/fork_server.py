@@ -24,15 +24,11 @@ from cerebro.machine.imports import Sources, note_imported
 from cerebro.machine.processes import end_with_parent, threads
 
 LENGTH = struct.Struct("!I")
-PASSED = 4
-"""The number of descriptors in a request: standard output and error, socket, page of heartbeats."""
-
+PASSED = 4  # descriptors in a request: standard output and error, socket, page of heartbeats
 ALWAYS = ("numpy.random",)
-WITH_TORCH = ("cerebro.torch",)
-"""Also imported, because every worker needs these modules sooner or later."""
+WITH_TORCH = ("cerebro.torch",)  # also imported: every worker needs these modules sooner or later
 
-imported: Sources = {}
-"""The modules imported by this process as a fork server; empty in a worker started as a program."""
+imported: Sources = {}  # by this process as a fork server; empty in a worker started as a program
 last_imported: str | None = None
 
 
@@ -80,7 +76,10 @@ def serve(arguments: list[str]) -> list[str]:
     last_imported = next(reversed(sys.modules))
     # OpenBLAS starts its threads when NumPy is imported. It ends them before a fork, and restarts
     # them when they are needed.
-    _exit_in_a_fork()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
     gc.freeze()  # a collection in a worker would copy the shared pages
     try:
         send(
@@ -88,7 +87,9 @@ def serve(arguments: list[str]) -> list[str]:
             {
                 "threads": threads(),
                 "sources": [[*key, time] for key, time in imported.items()],
-                "files": {name: _find_file(name) for name in arguments[2:]},
+                "files": {
+                    name: getattr(sys.modules.get(name), "__file__", None) for name in arguments[2:]
+                },
             },
         )
         while True:
@@ -104,17 +105,6 @@ def serve(arguments: list[str]) -> list[str]:
             send(connection, {"worker": worker})
     except (EOFError, OSError):  # the coordinator closed the socket, or a resource is missing
         os._exit(0)
-
-
-def _find_file(module: str) -> str | None:
-    return getattr(sys.modules.get(module), "__file__", None)
-
-
-def _exit_in_a_fork() -> None:
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
 
 
 def _fork(coordinator: int) -> int:

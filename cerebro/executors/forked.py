@@ -42,10 +42,7 @@ otherwise a file there with the name of a library would be imported instead of t
 def start_program(
     arguments: Iterable[str], variables: Mapping[str, str], files: Sequence[int]
 ) -> subprocess.Popen[bytes]:
-    """Start the program as the leader of a new session; it inherits the open descriptors `files`.
-
-    Raise OSError if the system lacks a process, memory or descriptors.
-    """
+    """Start the program in a new session with the open descriptors `files`, or raise OSError."""
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments],
         stdin=subprocess.DEVNULL,
@@ -55,18 +52,11 @@ def start_program(
     )
 
 
-VARIABLE = "CEREBRO_FORK"
-"""If this variable is 0, every worker is started as a program; forking works only on Linux."""
-
-PRELOADED = ("torch",)
-"""The modules that a fork server imports, if the coordinator has imported them."""
-
+VARIABLE = "CEREBRO_FORK"  # if 0, every worker is started as a program; forking works only on Linux
+PRELOADED = ("torch",)  # imported by a fork server, if the coordinator has imported them
 MOST_SERVERS = 2
-START_SECONDS = 120.0
-"""How long a server may take to start; Python may start from a slow disk."""
-FORK_SECONDS = 5.0
-"""A server that does not answer within this time is no longer used."""
-
+START_SECONDS = 120.0  # for a server to start: Python may start from a slow disk
+FORK_SECONDS = 5.0  # a server that does not answer within this time is no longer used
 UNREAD = ("COLUMNS", "LINES", "MLFLOW_", "PYTEST_CURRENT_TEST", "WANDB_")
 """Prefixes of the names of variables that workers do not read."""
 HANDED_OVER = (*UNREAD, "AWS_")
@@ -79,10 +69,7 @@ Conditions = tuple[Any, ...]
 
 
 def forks_workers() -> bool:
-    """Return whether workers without a GPU are forked here instead of started as programs.
-
-    Raise InputError if ``CEREBRO_FORK`` has an invalid value.
-    """
+    """Return whether workers without a GPU are forked; raise InputError for a bad variable."""
     enabled = read_switch(VARIABLE, default=True)
     # A process that ignores SIGCHLD cannot wait for a child, nor can its fork server.
     ignores = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
@@ -147,16 +134,8 @@ class ForkServer:
             theirs.close()
         self.connection.settimeout(FORK_SECONDS)
 
-    def is_current(self) -> bool:
-        """Return whether a program started now would import the same files."""
-        return self.process.poll() is None and are_current(self.sources)
-
     def prepare(self, *, wait: bool) -> bool:
-        """Return whether the server is ready to fork.
-
-        Raise Unusable if it can never become ready, and OSError if it has stopped or does not
-        answer.
-        """
+        """Return whether the server can fork; raise Unusable if it never can, or OSError."""
         if not self.is_ready:
             end = time.monotonic() + START_SECONDS
             while not wait_for([self.connection], 0.5 if wait else 0.0):
@@ -180,10 +159,7 @@ class ForkServer:
         return True
 
     def fork(self, variables: Mapping[str, str], files: tuple[int, int]) -> Child:
-        """Return a new worker with the descriptors of its socket and of its page of heartbeats.
-
-        Raise EOFError or OSError if the server or the system fails.
-        """
+        """Return a new worker with the socket and page `files`, or raise EOFError or OSError."""
         request = {"directory": os.getcwd(), "variables": dict(variables)}  # noqa: PTH109
         with adopt_orphans():
             send(self.connection, request, (1, 2, *files))
@@ -230,15 +206,13 @@ class ForkServers:
                 if server is None or not server.prepare(wait=wait):
                     return None
                 return server.fork(variables, files)
-            except (EOFError, OSError, Unusable) as error:
-                if server is not None:
+            except BaseException as error:
+                if server is not None:  # stop it even on Ctrl-C: an answer may still arrive
                     self._stop(server)
                     if isinstance(error, Unusable):
                         self._unusable.add(server.conditions)
-                return None
-            except BaseException:  # Ctrl-C: an answer may still arrive
-                if server is not None:
-                    self._stop(server)
+                if isinstance(error, (EOFError, OSError, Unusable)):
+                    return None
                 raise
 
     def close(self) -> None:
@@ -259,7 +233,9 @@ class ForkServers:
         needed = dict.fromkeys([*modules, *(name for name in PRELOADED if name in sys.modules)])
         for server in self._servers:
             if server.conditions == conditions:
-                if server.is_current() and server.modules >= needed.keys():
+                # A program that is started now must import the same files.
+                is_current = server.process.poll() is None and are_current(server.sources)
+                if is_current and server.modules >= needed.keys():
                     self._servers.remove(server)
                     self._servers.append(server)
                     return server
@@ -287,10 +263,7 @@ class ForkServers:
 
 
 def _determine_conditions(variables: Mapping[str, str]) -> Conditions:
-    """Return the conditions that a server must have to fork a worker with these variables.
-
-    Raise OSError if the system does not report what this process passes on to a program.
-    """
+    """Return what a server and its workers must have in common, or raise OSError."""
     fixed = {name: value for name, value in variables.items() if not name.startswith(HANDED_OVER)}
     return sys.executable, tuple(sorted(fixed.items())), read_inherited_attributes()
 

@@ -7,7 +7,7 @@ pickles, sent only between a process and its children. If the coordinator is gon
 themselves and all processes that their trials started. Ctrl-C reaches only the coordinator, because
 each worker leads a new session.
 
-The executor notices the end of a worker at once. `TaskWatch` finds workers that are stopped or
+The executor notices the end of a worker at once. `Watchdog` finds workers that are stopped or
 hang, and units that take too long. A worker is killed and reaped before its loss is reported, so
 that no two workers have the same unit.
 
@@ -32,32 +32,30 @@ import time
 import types
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import cloudpickle
 
-import cerebro._core as _core
 from cerebro.arguments import read_switch
 from cerebro.errors import InputError, WorkerError, text_of
 from cerebro.executors.base import Wake
 from cerebro.executors.channel import BrokenMessage
 from cerebro.executors.process import (
-    BEAT_SECONDS,
     EXIT_SECONDS,
-    TaskWatch,
+    WorkerKind,
     WorkerProcess,
     describe_exit,
     signal_of,
     warm_workers,
 )
 from cerebro.executors.seats import SeatedShards, place_pools, set_memory_shares
+from cerebro.executors.watch import BEAT_SECONDS, Watchdog
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import CPU, Device
 from cerebro.machine.imports import list_unfindable_modules, sent_whole
 from cerebro.machine.program import NONE
 from cerebro.worker.messages import (
     CheckDone,
-    CheckTask,
     Event,
     Job,
     RunContext,
@@ -66,30 +64,18 @@ from cerebro.worker.messages import (
     Task,
     UnitDone,
     UnitFailed,
-    WarmTask,
     WorkerLost,
 )
 
 SILENCE_SECONDS = 10.0
-DUMP_SECONDS = 0.25
-"""The time that a worker has to write the traceback of a late unit before it is killed."""
-CHECK_SECONDS = 5.0
-"""The check of the first configuration may take three times `unit_timeout` plus this time."""
-
 VARIABLE = "CEREBRO_GPU_STREAMS"
 """If this variable is 1, the workers of a GPU share one process, each with its own stream."""
 
-ANSWERS = (UnitDone, UnitFailed, CheckDone, ShardMade, ShardFailed)
-"""What a worker answers to a task."""
-
+ANSWERS = (UnitDone, UnitFailed, CheckDone, ShardMade, ShardFailed)  # to tasks
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 """Signals for which `faulthandler` writes a traceback."""
 
-RUNNING = -1e5
-"""The clock of a task shows less while the task waits for its turn; see `cerebro._worker`."""
-
-Awaited = tuple[Literal["message", "exit", "wake"], int]
-"""The meaning of a ready descriptor, and the number of its worker."""
+RUNNING = -1e5  # the clock of a task that waits for its turn shows less; see `WAITING_FOR_TURN`
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -110,27 +96,149 @@ def pickle_context(context: object) -> bytes:
     try:
         _Pickler(out).dump(context)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
+        what, cure = "build", "create the objects that it needs inside build"
         # A build that the user has not written says what the user has given instead.
         unsent = getattr(getattr(context, "build", None), "unsent", None)
         if unsent is not None:
-            raise InputError(
-                f"{unsent} cannot be sent to worker processes ({error}): give objects that pickle "
-                "can copy, or train in this process with workers=0"
-            ) from error
+            what, cure = unsent, "give objects that pickle can copy"
         raise InputError(
-            f"build cannot be sent to worker processes ({error}): create the objects that it needs "
-            "inside build, or train in this process with workers=0"
+            f"{what} cannot be sent to worker processes ({error}): {cure}, or train in this "
+            "process with workers=0"
         ) from error
     return out.getvalue()
 
 
 def are_together(seats: Sequence[Device | None]) -> bool:
-    """Return whether ``CEREBRO_GPU_STREAMS`` makes the workers of a GPU share one process.
-
-    Raise InputError if its value is invalid.
-    """
+    """Return whether the workers of a GPU share a process; raise InputError for a bad variable."""
     gpus = [device for device in seats if device is not None]
     return read_switch(VARIABLE, default=False) and len(set(gpus)) < len(gpus)
+
+
+class Starter:
+    """Starts the workers of a run; the arguments are those of `LocalExecutor`."""
+
+    def __init__(
+        self, threads: int, seats: Sequence[Device | None], *, fresh: bool, fork: bool
+    ) -> None:
+        self.together = are_together(seats)
+        self._threads = threads
+        self._seats = seats
+        self._fresh = fresh
+        self._fork = fork
+        self._spare: dict[WorkerKind, list[WorkerProcess]] = {}  # started with others of their GPU
+        self._program = NONE
+        self._hash_seed = ""
+        self._run: tuple[bytes, dict[str, Any], bytes] = b"", {}, b""
+
+    def begin(self, context: RunContext) -> None:
+        """Prepare a run, whose context is sent to each worker.
+
+        JAX's settings are sent apart: without them, arrays in the context get other types.
+        """
+        self._program, self._hash_seed = context.program, context.hash_seed
+        alone = replace(context, program=NONE)
+        shared = set_memory_shares(alone, self._seats, together=self.together)
+        jax = dict(context.libraries.get("jax", {}))
+        self._run = pickle.dumps(context.program), jax, pickle_context(shared)
+
+    def start(self, number: int, seat: int, *, wait: bool) -> WorkerProcess:
+        """Start a worker; if `wait`, wait for a fork server that is not ready."""
+        device = self._seats[seat]
+        lists = list(sys.path), list(sys.argv)
+        here = os.getcwd()  # noqa: PTH109
+        message = ("begin", number, *lists, here, *self._run)
+        several = self.together and device is not None and self._seats.count(device) > 1
+        kind = WorkerKind(self._threads, device, self._hash_seed)
+        warm = None
+        if not (self._fresh or several):
+            warm = warm_workers.take(kind, self._program)
+        for process in [warm, None]:
+            # A warm worker may have died since its last run; a new process then replaces it.
+            if several:
+                worker = self._start_shared(kind)
+            else:
+                worker = process or WorkerProcess.spawn(kind, fork=self._fork, wait=wait)
+            try:
+                worker.send(message)
+            except OSError as error:
+                worker.stop(kill=True)
+                cause = error
+                continue
+            return worker
+        raise WorkerError(f"a worker process died while it was started: {cause}") from cause
+
+    def _start_shared(self, kind: WorkerKind) -> WorkerProcess:
+        """Return a worker of the process that serves a GPU; start that process if needed."""
+        spare = self._spare.setdefault(kind, [])
+        while spare and spare[0].process.poll() is not None:
+            spare.pop(0).stop(kill=True)  # it died before it was needed
+        if not spare:
+            while (warm := warm_workers.take(kind, self._program)) is not None:
+                warm.stop(kill=True)  # it holds memory of the GPU, and cannot be used
+            spare += WorkerProcess.spawn_together(self._seats.count(kind.device), kind)
+        return spare.pop(0)
+
+    def close(self) -> None:
+        for spare in self._spare.values():
+            for process in spare:
+                process.stop(kill=True)
+        self._spare.clear()
+
+
+class Ready(NamedTuple):
+    """A descriptor that is ready: a worker's socket, its end, or the caller's `wake`."""
+
+    worker: int
+    has_ended: bool = False
+    is_wake: bool = False
+
+
+class Listener:
+    """Waits for the sockets of workers, for their ends, and for a descriptor of the caller."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._wake: Wake | None = None
+
+    def add(self, number: int, process: WorkerProcess) -> None:
+        self._selector.register(process.channel, selectors.EVENT_READ, Ready(number))
+        if process.exit_fd is not None:
+            ended = Ready(number, has_ended=True)
+            self._selector.register(process.exit_fd, selectors.EVENT_READ, ended)
+        self.update(process)
+
+    def remove(self, process: WorkerProcess) -> None:
+        self._selector.unregister(process.channel)
+        if process.exit_fd is not None:
+            self._selector.unregister(process.exit_fd)
+
+    def update(self, process: WorkerProcess) -> None:
+        """Wait for a worker's socket to accept bytes as long as it has unsent bytes."""
+        events = selectors.EVENT_READ
+        if process.channel.has_unsent:
+            events |= selectors.EVENT_WRITE
+        key = self._selector.get_key(process.channel)
+        if key.events != events:
+            self._selector.modify(process.channel, events, key.data)
+
+    def set_wake(self, wake: Wake | None) -> None:
+        """Also wait for this descriptor of the caller, instead of an earlier one."""
+        if wake is self._wake:
+            return
+        if self._wake is not None:
+            self._selector.unregister(self._wake)
+        if wake is not None:
+            self._selector.register(wake, selectors.EVENT_READ, Ready(-1, is_wake=True))
+        self._wake = wake
+
+    def wait(self, seconds: float | None) -> list[tuple[Ready, bool]]:
+        """Return the ready descriptors, and whether each accepts bytes."""
+        ready = self._selector.select(seconds)
+        return [(key.data, bool(mask & selectors.EVENT_WRITE)) for key, mask in ready]
+
+    def close(self) -> None:
+        self._selector.close()
+        self._wake = None
 
 
 class LocalExecutor:
@@ -157,60 +265,35 @@ class LocalExecutor:
             raise InputError(f"silence must be at least {5 * BEAT_SECONDS} s, not {silence!r}")
         self._seats = list(seats) or [None] * workers
         self._seat: dict[int, int] = {}  # of each worker, including lost workers
-        self._together = are_together(self._seats)
-        self._spare: dict[str, list[WorkerProcess]] = {}  # started with others of their GPU
-        self._attempts: dict[int, int] = {}  # of each worker's task
-        self._queued: dict[int, Task] = {}  # by busy worker: the task after its task
+        self._starter = Starter(threads, self._seats, fresh=fresh, fork=fork)
+        self._listener = Listener()
+        self._watchdog = Watchdog(silence)
         self._places = SeatedShards(0, [])
-        self._threads = threads
-        self._fresh = fresh
-        self._fork = fork
-        self._silence = silence
         self._workers: dict[int, WorkerProcess] = {}
-        self._busy: dict[int, TaskWatch] = {}
+        self._queued: dict[int, Task] = {}  # by busy worker: the task after its task
         self._events: list[Event] = []  # events that are not returned yet
-        self._selector: selectors.BaseSelector | None = None
-        self._wake: Wake | None = None  # what the selector also waits for
-        self._clock: _core.BeatPage | None = None  # beats at the same rate as the workers
-        self._next_look = 0.0
-        self._context = b""
-        self._program = NONE
-        self._packed_program = b""
-        self._jax: dict[str, Any] = {}  # arrays in the context get other types without them
-        self._hash_seed: str | None = None
-        self._unit_timeout: float | None = None
-        self._next = 0
-        self._kills = 0
-        self._held: dict[int, int] = {}
+        self._kills = 0  # by the kernel's out-of-memory killer
+        self._held: dict[int, int] = {}  # by worker: the memory after its last unit
         self._owner = os.getpid()
 
     # --- the protocol ----------------------------------------------------
 
     def start(self, context: RunContext) -> list[int]:
-        self._program = context.program
-        self._packed_program = pickle.dumps(context.program)
-        alone = replace(context, program=NONE)
-        self._context = pickle_context(
-            set_memory_shares(alone, self._seats, together=self._together)
-        )
-        self._jax = dict(context.libraries.get("jax", {}))
-        self._hash_seed = context.hash_seed
-        self._unit_timeout = context.unit_timeout
-        self._selector = selectors.DefaultSelector()
-        self._clock = _core.BeatPage()
-        self._clock.start_beating(round(1000 * BEAT_SECONDS))
+        self._starter.begin(context)
+        self._listener = Listener()
+        self._watchdog.start(context.unit_timeout)
         self._kills = memory.count_kills()
         self._places = place_pools(
             context.train,
             context.validation,
             self._seats,
             order=context.order(),
-            together=self._together,
+            together=self._starter.together,
         )
         return [self._start_worker(seat, wait=True) for seat in range(len(self._seats))]
 
     def submit(self, worker: int, task: Job) -> None:
-        self._begin_watching(worker, task)
+        self._watchdog.begin(worker, task)
         process = self._workers.get(worker)
         if process is None:  # lost: the event will be returned
             return
@@ -224,24 +307,19 @@ class LocalExecutor:
         self._queued[worker] = task
         self._send(worker, task)
 
-    def _begin_watching(self, worker: int, task: Job) -> None:
-        watch = self._busy[worker] = TaskWatch(self._silence, self._time_limit_of(task))
-        self._attempts[worker] = getattr(task, "attempt", 0)
-        self._next_look = min(self._next_look, time.monotonic() + watch.seconds_to_next_look(None))
-
     def _send(self, worker: int, task: Job) -> None:
         try:
             self._workers[worker].send(("run", task), is_plain=isinstance(task, Task))
         except OSError:
             self._lose_worker(worker)
         else:
-            self._watch(worker)
+            self._listener.update(self._workers[worker])
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> list[Event]:
         end = None if timeout is None else time.monotonic() + timeout
         woken = False
-        self._listen_to(wake)
-        while not self._events and not woken and (self._busy or wake is not None):
+        self._listener.set_wake(wake)
+        while not self._events and not woken and (self._watchdog.busy or wake is not None):
             woken = self._wait_once(end)
             if end is not None and time.monotonic() >= end:
                 break
@@ -267,30 +345,22 @@ class LocalExecutor:
     def close(self, *, kill: bool = False) -> None:
         if self._owner != os.getpid():  # a fork: workers and selector belong to the parent
             return
-        self._listen_to(None)
-        ready = set() if kill else self._end_runs([w for w in self._workers if w not in self._busy])
-        for worker in self._busy:
-            if worker in self._workers:
-                self._workers[worker].beat.cancel()
+        self._listener.set_wake(None)
+        busy = self._watchdog.busy
+        ready = set() if kill else self._end_runs([w for w in self._workers if w not in busy])
+        for worker in busy.keys() & self._workers.keys():
+            self._workers[worker].beat.cancel()
         for number, process in self._workers.items():
             if number in ready and not process.others:
                 warm_workers.give(process)
             else:
                 process.stop(kill=True)
-        for spare in self._spare.values():
-            for process in spare:
-                process.stop(kill=True)
-        self._spare.clear()
+        self._starter.close()
         self._workers.clear()
-        self._busy.clear()
         self._queued.clear()
         self._events.clear()
-        if self._selector is not None:
-            self._selector.close()
-            self._selector = self._wake = None
-        if self._clock is not None:
-            self._clock.stop()
-            self._clock = None
+        self._listener.close()
+        self._watchdog.stop()
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -301,129 +371,49 @@ class LocalExecutor:
     def processes(self) -> dict[int, int]:
         return {number: w.process.pid for number, w in self._workers.items()}
 
-    # --- starting --------------------------------------------------------
-
-    @property
-    def _the_selector(self) -> selectors.BaseSelector:
-        assert self._selector is not None, "the executor has not been started"
-        return self._selector
-
     def _start_worker(self, seat: int, *, wait: bool) -> int:
-        """Start a worker; if `wait`, wait for a fork server that is not ready."""
-        number = self._next
-        self._next += 1
+        number = len(self._seat)
         self._seat[number] = seat
-        device = self._seats[seat]
-        lists = list(sys.path), list(sys.argv)
-        here = os.getcwd()  # noqa: PTH109
-        message = ("begin", number, *lists, here, self._packed_program, self._jax, self._context)
-        several = self._together and self._seats.count(device) > 1
-        warm = None
-        if not self._fresh and not several:
-            warm = warm_workers.take(self._threads, device, self._program, self._hash_seed)
-        for process in [warm, None]:
-            # A warm worker may have died since its last run; a new process then replaces it.
-            if several and device is not None:
-                the_process = self._start_shared_worker(device)
-            else:
-                the_process = process or WorkerProcess.spawn(
-                    self._threads, device, self._hash_seed, fork=self._fork, wait=wait
-                )
-            try:
-                the_process.send(message)
-            except OSError as error:
-                the_process.stop(kill=True)
-                cause = error
-                continue
-            self._workers[number] = the_process
-            self._the_selector.register(
-                the_process.channel, selectors.EVENT_READ, ("message", number)
-            )
-            if the_process.exit_fd is not None:
-                self._the_selector.register(
-                    the_process.exit_fd, selectors.EVENT_READ, ("exit", number)
-                )
-            self._watch(number)
-            return number
-        raise WorkerError(f"a worker process died while it was started: {cause}") from cause
-
-    def _start_shared_worker(self, device: Device) -> WorkerProcess:
-        """Return a worker of the process that serves a GPU; start that process if needed."""
-        spare = self._spare.setdefault(device.name, [])
-        while spare and spare[0].process.poll() is not None:
-            spare.pop(0).stop(kill=True)  # it died before it was needed
-        if not spare:
-            while (
-                warm := warm_workers.take(self._threads, device, self._program, self._hash_seed)
-            ) is not None:
-                warm.stop(kill=True)  # it holds memory of the GPU, and cannot be used
-            count = self._seats.count(device)
-            spare += WorkerProcess.spawn_together(count, self._threads, device, self._hash_seed)
-        return spare.pop(0)
-
-    def _watch(self, worker: int) -> None:
-        """Watch a worker's socket for writing as long as it has unsent bytes."""
-        channel = self._workers[worker].channel
-        events = selectors.EVENT_READ
-        if channel.has_unsent:
-            events |= selectors.EVENT_WRITE
-        if self._the_selector.get_key(channel).events != events:
-            self._the_selector.modify(channel, events, ("message", worker))
-
-    def _time_limit_of(self, task: Job) -> float | None:
-        """Return the seconds that a task may take; None: no limit."""
-        if self._unit_timeout is None or isinstance(task, WarmTask):
-            return None
-        # A check builds several models and trains each on a few batches.
-        scale, more = (3, CHECK_SECONDS) if isinstance(task, CheckTask) else (1, DUMP_SECONDS)
-        return scale * self._unit_timeout + more
+        process = self._workers[number] = self._starter.start(number, seat, wait=wait)
+        self._listener.add(number, process)
+        return number
 
     # --- the event loop --------------------------------------------------
-
-    def _listen_to(self, wake: Wake | None) -> None:
-        """Also wait for this descriptor of the caller, instead of an earlier one."""
-        if wake is self._wake:
-            return
-        if self._wake is not None:
-            self._the_selector.unregister(self._wake)
-        if wake is not None:
-            self._the_selector.register(wake, selectors.EVENT_READ, ("wake", -1))
-        self._wake = wake
 
     def _wait_once(self, end: float | None) -> bool:
         """Wait for a descriptor or a deadline and handle it; return whether it was `wake`."""
         woken = False
-        for key, mask in self._the_selector.select(self._seconds_to_deadline(end)):
-            awaited: Awaited = key.data
-            kind, worker = awaited
-            if kind == "wake":
+        due = [when for when in (end, self._watchdog.next_look) if when is not None]
+        seconds = max(0.0, min(due) - time.monotonic()) if due else None
+        for ready, is_writable in self._listener.wait(seconds):
+            if ready.is_wake:
                 woken = True
-            elif worker in self._workers:  # it was not lost in the meantime
-                self._handle_socket(kind, worker, mask)
-        if self._busy and time.monotonic() >= self._next_look:
-            self._check_busy_workers()
+            elif ready.worker in self._workers:  # it was not lost in the meantime
+                self._handle_socket(ready, is_writable)
+        for worker, reason, traced in self._watchdog.find_faults(self._workers):
+            self._lose_worker(worker, reason, traced=traced)
         return woken
 
-    def _seconds_to_deadline(self, end: float | None) -> float | None:
-        """Return the seconds until the next deadline; None if there is no deadline."""
-        due = [time for time in (end, self._next_look if self._busy else None) if time is not None]
-        return max(0.0, min(due) - time.monotonic()) if due else None
-
-    def _handle_socket(self, kind: str, worker: int, mask: int) -> None:
-        process = self._workers[worker]
+    def _handle_socket(self, ready: Ready, is_writable: bool) -> None:
+        worker = ready.worker
         try:
-            if mask & selectors.EVENT_WRITE:
-                process.channel.flush()
-                self._watch(worker)
             # Messages that were sent before the worker's end come first.
-            for message in process.channel.receive():
+            for message in self._receive(worker, is_writable):
                 self._handle_message(worker, message)
-            if kind == "exit":
+            if ready.has_ended:
                 self._lose_worker(worker)
         except (EOFError, OSError):
             self._lose_worker(worker)
         except BrokenMessage as error:
             self._lose_worker(worker, f"the worker process sent {error}")
+
+    def _receive(self, worker: int, is_writable: bool) -> list[bytes]:
+        """Return the messages of a worker, after sending it what its socket accepts."""
+        process = self._workers[worker]
+        if is_writable:
+            process.channel.flush()
+            self._listener.update(process)
+        return process.channel.receive()
 
     def _handle_message(self, worker: int, message: bytes) -> None:
         if worker not in self._workers:  # an earlier message made the worker count as lost
@@ -436,43 +426,21 @@ class LocalExecutor:
             )
             return
         answers = isinstance(event, ANSWERS) and event.worker == worker
-        if not answers or worker not in self._busy:
+        if not answers or worker not in self._watchdog.busy:
             self._lose_worker(
                 worker, f"the worker process sent an unexpected {type(event).__name__}"
             )
         elif isinstance(event, (UnitFailed, ShardFailed)) and event.kind == "worker":
             self._lose_worker(worker, event.message)
         else:
-            del self._busy[worker]
+            self._watchdog.end(worker)
             queued = self._queued.pop(worker, None)
             if isinstance(event, UnitDone):
-                self._held[worker] = event.resident
+                self._held[worker] = event.process.resident
                 if queued is not None:
-                    self._begin_watching(worker, queued)
+                    self._watchdog.begin(worker, queued)
                     self._workers[worker].beat.hear(queued.number_before)
             self._events.append(event)
-
-    def _check_busy_workers(self) -> None:
-        """Kill workers that do not respond or take too long; set the time of the next check."""
-        assert self._clock is not None
-        patience = self._silence
-        for worker, watch in list(self._busy.items()):
-            process = self._workers.get(worker)
-            if process is None:
-                continue
-            task_seconds = process.beat.task_seconds
-            if watch.is_late(task_seconds):
-                reason = f"the unit took longer than unit_timeout={self._unit_timeout:g} seconds"
-                self._lose_worker(worker, reason, traced=True)
-            elif watch.is_silent(process.beat.beats, self._clock.beats):
-                how = "was stopped" if process.is_stopped() else "hangs"
-                self._lose_worker(
-                    worker,
-                    f"the worker process {how}: it sent no heartbeat for {self._silence:g} seconds",
-                )
-            else:
-                patience = min(patience, watch.seconds_to_next_look(task_seconds))
-        self._next_look = time.monotonic() + patience
 
     # --- losing and ending -----------------------------------------------
 
@@ -490,15 +458,14 @@ class LocalExecutor:
         lost = {number: self._workers.pop(number) for number in (worker, *others)}
         begun = {number: its.beat.task_seconds for number, its in lost.items()}
         # The clock of an idle worker still shows its last task.
-        running = {n for n, s in begun.items() if n in self._busy and s is not None and s > RUNNING}
-        again = {number for number in running if self._attempts.get(number, 0) > 0}
+        busy = self._watchdog.busy
+        running = {n for n, s in begun.items() if n in busy and s is not None and s > RUNNING}
+        again = {number for number in running if busy[number].attempt > 0}
         to_blame = again or running or {worker}
         for number, its in lost.items():
-            self._busy.pop(number, None)
+            self._watchdog.end(number)
             self._queued.pop(number, None)
-            self._the_selector.unregister(its.channel)
-            if its.exit_fd is not None:
-                self._the_selector.unregister(its.exit_fd)
+            self._listener.remove(its)
         for its in lost.values():
             its.stop(kill=True)
         ended_by_itself = reason is None
@@ -542,36 +509,32 @@ class LocalExecutor:
         for worker in idle:
             try:
                 self._workers[worker].send(("end",))
-                self._watch(worker)
+                self._listener.update(self._workers[worker])
             except OSError:
                 self._lose_worker(worker)
         end = time.monotonic() + EXIT_SECONDS
         waiting = {worker for worker in idle if worker in self._workers}
         while waiting and (seconds := end - time.monotonic()) > 0:
-            for key, mask in self._the_selector.select(seconds):
-                kind, worker = key.data
-                if worker in waiting and self._has_ended(kind, worker, mask):
+            for ready, is_writable in self._listener.wait(seconds):
+                worker = ready.worker
+                if worker in waiting and self._has_ended(ready, is_writable):
                     waiting.remove(worker)
                     ended.add(worker)
                 elif worker not in self._workers:
                     waiting.discard(worker)
         return ended
 
-    def _has_ended(self, kind: str, worker: int, mask: int) -> bool:
+    def _has_ended(self, ready: Ready, is_writable: bool) -> bool:
         """Return whether an idle worker has answered that it has ended the run."""
-        process = self._workers.get(worker)
+        process = self._workers.get(ready.worker)
         if process is None:
             return False
         try:
-            if mask & selectors.EVENT_WRITE:
-                process.channel.flush()
-                self._watch(worker)
-            messages = process.channel.receive()
-            if messages:
+            if messages := self._receive(ready.worker, is_writable):
                 process.sources = cloudpickle.loads(messages[0])
                 return isinstance(process.sources, dict)
-            if kind == "exit":
-                self._lose_worker(worker)
+            if ready.has_ended:
+                self._lose_worker(ready.worker)
         except Exception:  # the worker is stopped in any case
-            self._lose_worker(worker)
+            self._lose_worker(ready.worker)
         return False

@@ -1,16 +1,9 @@
-"""Start, monitor, kill and reap a worker process, and keep it warm; the coordinator's side.
-
-Silence is measured in the coordinator's own heartbeats, which a thread makes at the same rate as in
-the workers. If the machine is suspended, frozen or too busy for these threads, both stop, and no
-worker is killed for it. A unit's time is measured by a clock that stops while the machine is
-suspended. `TaskWatch` is pure logic: its caller passes the numbers.
-"""
+"""Start, kill and reap a worker process, and keep it warm; the coordinator's side."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import math
 import os
 import signal
 import socket
@@ -34,9 +27,7 @@ from cerebro.machine.program import NONE, Program
 from cerebro.worker.pickled import pickle_message
 
 EXIT_SECONDS = 5.0
-
-REAP_SECONDS = 60.0
-"""How long to wait for a killed process, which ends at once unless it waits for a disk."""
+REAP_SECONDS = 60.0  # for a killed process, which ends at once unless it waits for a disk
 
 open_workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 
@@ -51,17 +42,23 @@ def _close_sockets_in_fork() -> None:
 os.register_at_fork(after_in_child=_close_sockets_in_fork)
 
 
+@dataclass(frozen=True)
+class WorkerKind:
+    """What a worker process keeps from its start; its GPU is None if it sees its parent's GPUs."""
+
+    threads: int
+    device: Device | None = None
+    hash_seed: str = field(default_factory=environment.hash_seed)
+
+
 @dataclass(eq=False)
 class WorkerProcess:
-    """A worker process, its socket, and its page of heartbeats.
-
-    Several workers may share a process, each with its own socket and page; they end together.
-    """
+    """A worker, its process, its socket and its page of heartbeats; several may share a process."""
 
     process: subprocess.Popen[bytes] | Child
     channel: Channel
     beat: _core.BeatPage
-    threads: int
+    kind: WorkerKind
     exit_fd: int | None = None
     """Readable once the process has ended, even if other processes hold copies of its socket."""
     owner: int = field(default_factory=os.getpid)
@@ -69,60 +66,29 @@ class WorkerProcess:
     """The modules that it had imported when its last run ended; see `cerebro.machine.imports`."""
     variables: dict[str, str] = field(default_factory=lambda: _inherited_variables())
     """The environment variables that it inherited; see `_inherited_variables`."""
-    hash_seed: str = ""
-    """Its hash seed; see `cerebro.machine.environment`."""
-    device: Device | None = None
-    """The GPU that it sees; None if it sees the same GPUs as its parent."""
-    others: list[WorkerProcess] = field(default_factory=list)
-    """The other workers of the same process."""
+    others: list[WorkerProcess] = field(default_factory=list)  # of the same process
 
     def __post_init__(self) -> None:
         open_workers.add(self)
 
     @classmethod
-    def spawn(
-        cls,
-        threads: int,
-        device: Device | None = None,
-        hash_seed: str | None = None,
-        *,
-        fork: bool = False,
-        wait: bool = True,
-    ) -> WorkerProcess:
+    def spawn(cls, kind: WorkerKind, *, fork: bool = False, wait: bool = True) -> WorkerProcess:
         """Start a worker process as the leader of a new session; raise WorkerError if that fails.
 
-        `hash_seed` is the run's. `fork` allows a fork server to fork a worker without a GPU;
-        `wait`, to wait for a server that is not ready yet.
+        `fork` allows a fork server to fork a worker without a GPU; `wait`, to wait for a server
+        that is not ready yet.
         """
-        try:
-            beat = _core.BeatPage()
-            ours, theirs = socket.socketpair()
-        except OSError as error:
-            raise WorkerError(f"cannot start a worker process: {error}") from error
-        process: subprocess.Popen[bytes] | Child | None = None
-        files = theirs.fileno(), beat.fd
-        variables = _make_environment(threads, device, hash_seed)
-        try:
-            if fork and device is None and forks_workers():
-                process = fork_servers.fork(variables, files, wait=wait)
-            if process is None:
-                process = start_program(map(str, files), variables, files)
-        except OSError as error:
-            raise WorkerError(f"cannot start a worker process: {error}") from error
-        finally:
-            theirs.close()
-            if process is None:
-                ours.close()  # a fork that was requested ends itself
-        exit_fd = _open_exit_descriptor(process.pid)
-        seed = variables[environment.HASH_SEED]
-        return cls(process, Channel(ours), beat, threads, exit_fd, hash_seed=seed, device=device)
+        (worker,) = cls.spawn_together(1, kind, fork=fork, wait=wait)
+        return worker
 
     @classmethod
     def spawn_together(
-        cls, count: int, threads: int, device: Device, hash_seed: str | None = None
+        cls, count: int, kind: WorkerKind, *, fork: bool = False, wait: bool = True
     ) -> list[WorkerProcess]:
-        """Start one process for several workers of a GPU; raise WorkerError if that fails."""
+        """Start one process for several workers of a GPU, or for one worker; see `spawn`."""
+        process: subprocess.Popen[bytes] | Child | None = None
         pairs: list[tuple[socket.socket, socket.socket]] = []
+        variables = _make_environment(kind)
         try:
             beats = [_core.BeatPage() for _ in range(count)]
             for _ in range(count):
@@ -132,24 +98,19 @@ class WorkerProcess:
                 for (_, theirs), beat in zip(pairs, beats, strict=True)
                 for file in (theirs.fileno(), beat.fd)
             ]
-            variables = _make_environment(threads, device, hash_seed)
-            process = start_program(map(str, files), variables, files)
+            if fork and kind.device is None and forks_workers():
+                process = fork_servers.fork(variables, (files[0], files[1]), wait=wait)
+            if process is None:
+                process = start_program(map(str, files), variables, files)
         except OSError as error:
-            for ours, _ in pairs:
-                ours.close()
             raise WorkerError(f"cannot start a worker process: {error}") from error
         finally:
-            for _, theirs in pairs:
+            for ours, theirs in pairs:
                 theirs.close()
+                if process is None:
+                    ours.close()  # a fork that was requested ends itself
         workers = [
-            cls(
-                process,
-                Channel(ours),
-                beat,
-                threads,
-                _open_exit_descriptor(process.pid),
-                device=device,
-            )
+            cls(process, Channel(ours), beat, kind, _open_exit_descriptor(process.pid))
             for (ours, _), beat in zip(pairs, beats, strict=True)
         ]
         for worker in workers:
@@ -210,16 +171,14 @@ def _inherited_variables() -> dict[str, str]:
     return read | environment.read_variables()
 
 
-def _make_environment(
-    threads: int, device: Device | None, hash_seed: str | None = None
-) -> dict[str, str]:
+def _make_environment(kind: WorkerKind) -> dict[str, str]:
     """Return the worker's environment: its device, threads, hash seed, and this cerebro's path."""
     variables = dict(os.environ) | environment.read_variables()
-    variables[environment.HASH_SEED] = hash_seed or environment.hash_seed()
-    if device is not None:
-        variables |= devices.make_variables(device)
+    variables[environment.HASH_SEED] = kind.hash_seed
+    if kind.device is not None:
+        variables |= devices.make_variables(kind.device)
     for name in environment.THREAD_VARIABLES:
-        variables[name] = str(threads)
+        variables[name] = str(kind.threads)
     variables[guard.VARIABLE] = "1"
     path = [str(PACKAGE.parent), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
     variables["PYTHONPATH"] = os.pathsep.join(path)
@@ -261,12 +220,9 @@ class WarmWorkers:
         self._idle: list[WorkerProcess] = []
         self._pid = os.getpid()
 
-    def take(
-        self, threads: int, device: Device | None, program: Program, hash_seed: str | None = None
-    ) -> WorkerProcess | None:
+    def take(self, kind: WorkerKind, program: Program) -> WorkerProcess | None:
         """Return a worker that trains with this program; None if there is none."""
         variables = _inherited_variables()
-        settings = threads, device, hash_seed or environment.hash_seed()
         with self._lock:
             if self._pid != os.getpid():  # in a fork, the workers belong to the parent
                 self._idle, self._pid = [], os.getpid()
@@ -282,7 +238,7 @@ class WarmWorkers:
                     # that has been set since, such as the credentials of a storage.
                     self._idle.remove(worker)
                     worker.stop(kill=True)
-                elif (worker.threads, worker.device, worker.hash_seed) == settings:
+                elif worker.kind == kind:
                     self._idle.remove(worker)
                     return worker
         return None
@@ -300,14 +256,15 @@ class WarmWorkers:
         waiting. Raise WorkerError if the system lacks a process, memory or descriptors.
         """
         program = Program.capture() if self._idle else NONE
-        workers = [self.take(threads, seat, program) for seat in seats]
+        kinds = [WorkerKind(threads, seat) for seat in seats]
+        workers = [self.take(kind, program) for kind in kinds]
         try:
             if None in workers and forks_workers() and all(seat is None for seat in seats):
-                fork_servers.start(_make_environment(threads, None), modules)
+                fork_servers.start(_make_environment(WorkerKind(threads)), modules)
                 return
-            for number, seat in enumerate(seats):
+            for number, kind in enumerate(kinds):
                 if workers[number] is None:
-                    workers[number] = new = WorkerProcess.spawn(threads, seat)
+                    workers[number] = new = WorkerProcess.spawn(kind)
                     new.preload(modules)
         finally:
             for worker in reversed(workers):  # the first is taken first
@@ -331,45 +288,3 @@ warm_workers = WarmWorkers()
 fork_servers = ForkServers()
 
 atexit.register(warm_workers.close)
-
-BEAT_SECONDS = 0.1
-
-LOOKS = 5
-"""How often a worker is checked within the silence that it is allowed."""
-
-START_SILENCE = 120.0
-"""The seconds allowed until a worker's first beat: Python may start from a slow disk."""
-
-
-class TaskWatch:
-    """Watches one task of one worker.
-
-    After `silence` seconds without a beat, the worker counts as lost. The task may take `limit`
-    seconds; None means no limit.
-    """
-
-    def __init__(self, silence: float, limit: float | None) -> None:
-        self._look = silence / LOOKS
-        self._silent_beats = math.ceil((silence - self._look) / BEAT_SECONDS)
-        self._start_beats = math.ceil(max(silence, START_SILENCE) / BEAT_SECONDS)
-        self._limit = limit
-        self._beats = -1
-        self._since = 0
-
-    def is_silent(self, beats: int, own: int) -> bool:
-        """Return whether the worker is silent too long; `own` counts this process's beats."""
-        if beats != self._beats:
-            self._beats, self._since = beats, own
-        allowed = self._silent_beats if beats > 0 else self._start_beats
-        return own - self._since >= allowed
-
-    def is_late(self, task_seconds: float | None) -> bool:
-        """Return whether the task takes too long; `task_seconds` is None before it begins."""
-        return self._limit is not None and task_seconds is not None and task_seconds >= self._limit
-
-    def seconds_to_next_look(self, task_seconds: float | None) -> float:
-        if self._limit is None:
-            return self._look
-        # A task that has not begun cannot exceed its limit before the whole limit has passed.
-        seconds = self._limit - (0.0 if task_seconds is None else task_seconds)
-        return min(self._look, max(0.0, seconds))

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from cerebro.machine.devices import Device
     from cerebro.worker.messages import RunContext
 
-DATA_SHARE = 0.5
-"""The share of a GPU's memory for the shards it keeps; the rest is for models in training."""
+DATA_SHARE = 0.5  # of a GPU's memory for the shards it keeps; the rest is for models in training
 
 
 class SeatedShards:
@@ -92,10 +91,7 @@ def place_pools(
     order: EpochOrder,
     together: bool,
 ) -> SeatedShards:
-    """Return where the pools of a search stay; see `fits_gpu_memory`.
-
-    `together` says whether the workers of a GPU are one process, which holds its shards once.
-    """
+    """Return where pools stay; `together` says whether the workers of a GPU are one process."""
     holders = list(range(len(seats)))
     if together:
         gpus = list(dict.fromkeys(seats))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import cerebro._core as _core
@@ -53,6 +53,7 @@ class Simulation:
         return max(0.0, 1.0 - sum(unit.end - unit.start for unit in self.units) / self.capacity)
 
 
+@dataclass(eq=False)
 class SimulatedRun:
     """A run on a simulated clock.
 
@@ -61,27 +62,21 @@ class SimulatedRun:
     per unit of weight.
     """
 
-    def __init__(
-        self,
-        schedule: _core.Schedule,
-        weights: Sequence[float],
-        eval_cost: float = 0.0,
-        cost: float = 1.0,
-    ) -> None:
-        self.schedule = schedule
-        self.weights = weights
-        self.eval_cost = eval_cost
-        self.cost = cost
-        self.now = 0.0
-        self.workers = 0
-        self.running: list[tuple[float, int, SimulatedUnit]] = []  # a heap: by end, then by start
-        self.count = 0  # the number of units that were started
-        self.units: list[SimulatedUnit] = []
-        self.epochs: dict[int, int] = {}  # by trial: the number of epochs to train
-        self.unfinished: set[int] = set()
-        self.live: set[int] = set()
-        self.max_live = 0
-        self.first_result = math.nan
+    schedule: _core.Schedule
+    weights: Sequence[float]
+    eval_cost: float = 0.0
+    cost: float = 1.0
+    now: float = 0.0
+    workers: int = 0
+    running: list[tuple[float, int, SimulatedUnit]] = field(default_factory=list)
+    """A heap: by end, then by start."""
+    count: int = 0  # the number of units that were started
+    units: list[SimulatedUnit] = field(default_factory=list)
+    epochs: dict[int, int] = field(default_factory=dict)  # by trial: the number of epochs to train
+    unfinished: set[int] = field(default_factory=set)
+    live: set[int] = field(default_factory=set)
+    max_live: int = 0
+    first_result: float = math.nan
 
     def join(self) -> None:
         self.schedule.add_worker(self.now)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from cerebro.machine.imports import import_extra, import_lazily
 
 if TYPE_CHECKING:
+    from cerebro.cluster.engines.ray.executor import Executor
     from cerebro.integrations.ray_tune.fit import fit
     from cerebro.integrations.ray_tune.trainable import trainable
-    from cerebro.cluster.engines.ray.executor import Executor
 
 __all__ = ["Executor", "fit", "trainable"]
 

@@ -76,10 +76,7 @@ class EpochProgress:
 
     @classmethod
     def from_packed(cls, packed: Any) -> EpochProgress:
-        """Read the progress from a packed state without unpacking the rest.
-
-        Raise CorruptDataError if the buffer is truncated, or is not a trial's state.
-        """
+        """Read the progress from a packed state; raise CorruptDataError if it is not a trial's."""
         try:
             progress = cls.from_state(_core.unpack_state(packed, only="progress"))
             progress._check()

@@ -8,6 +8,7 @@ run (`cerebro.worker.streams`).
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -42,19 +43,16 @@ def run_batches(
     `step` is ``train_batch`` or ``eval_batch`` of a model. On a GPU the tensors that it returns are
     read at the end of the pass, so it must return new tensors each time.
     """
-    if device == "cpu" and not _computes_later(step):
-        find = getattr(getattr(step, "__self__", None), "replays_for", None)
+    model = getattr(step, "__self__", None)
+    # JAX returns before values are computed, even on the CPU.
+    if device == "cpu" and getattr(model, "framework", None) != "jax":
+        find = getattr(model, "replays_for", None)
         return _core.run_unit(source, step, beat=beat, replays=find and find(step))
     deferred = _Kept(source, step)
     result = _core.run_unit(source, deferred, beat=beat)
     if not deferred.entries:
         return result
-    return _core.run_unit(_Finished(deferred.read()), _return_unchanged)
-
-
-def _computes_later(step: Callable[[Any], Any]) -> bool:
-    """Return whether a step returns before its values are computed, as in JAX even on the CPU."""
-    return getattr(getattr(step, "__self__", None), "framework", None) == "jax"
+    return _core.run_unit(_Finished(deferred.read()), lambda values: values)
 
 
 class _Kept:
@@ -76,11 +74,19 @@ class _Kept:
         """Return the entries, with tensors on a device replaced by numbers."""
         if self._ahead is not None:
             self._ahead.finish()
-        waiting: list[Any] = []
+        waiting: dict[int, Any] = {}
+
+        def note(value: Any) -> None:
+            if _is_scalar_elsewhere(value):
+                waiting[id(value)] = value
+
         for _, values in self.entries:
-            waiting += [v for v in _flatten(values) if _is_scalar_elsewhere(v)]
-        numbers = iter(_read_numbers(waiting))
-        return [(rows, _fill_in(values, numbers)) for rows, values in self.entries]
+            _map_values(values, note)
+        numbers = dict(zip(waiting, _read_numbers([*waiting.values()]), strict=True))
+        return [
+            (rows, _map_values(values, lambda value: numbers.get(id(value), value)))
+            for rows, values in self.entries
+        ]
 
 
 class _Finished:
@@ -99,25 +105,12 @@ class _Finished:
             yield values
 
 
-def _return_unchanged(values: Any) -> Any:
-    return values
-
-
-def _flatten(values: Any) -> Iterator[Any]:
-    for value in values.values() if isinstance(values, Mapping) else ():
-        yield from value if isinstance(value, tuple) else (value,)
-
-
-def _fill_in(values: Any, numbers: Iterator[float]) -> Any:
-    """Replace tensors by the numbers that were read from them, in the order of `_flatten`."""
+def _map_values(values: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a step's values with ``function(value)`` for each of them, also in tuples."""
     if not isinstance(values, Mapping):
         return values
-
-    def number(value: Any) -> Any:
-        return next(numbers) if _is_scalar_elsewhere(value) else value
-
     return {
-        name: tuple(map(number, value)) if isinstance(value, tuple) else number(value)
+        name: tuple(map(function, value)) if isinstance(value, tuple) else function(value)
         for name, value in values.items()
     }
 
@@ -141,6 +134,31 @@ def _read_numbers(tensors: Sequence[Any]) -> list[float]:
         for place, number in zip(same, stacked.double().tolist(), strict=True):
             numbers[place] = number
     return numbers
+
+
+class RecordedStepDiffers(Exception):
+    """Raised if a unit's replayed steps differ from ordinary steps or fail, with a message."""
+
+
+@contextlib.contextmanager
+def replay_recorded_steps(model: Any, *, training: bool) -> Iterator[None]:
+    """Let a model replay recorded steps; raise RecordedStepDiffers if the unit must run again."""
+    begin = getattr(model, "begin_recorded_unit", None)
+    if begin is None:
+        yield
+        return
+    begin(training=training)
+    try:
+        yield
+    except Exception as error:
+        if not model.has_failed_replay(training=training):
+            raise
+        # If the ordinary step fails, too, its traceback has the user's line.
+        text = " ".join(str(error).split())[:300]
+        raise RecordedStepDiffers(f"it fails: {type(error).__name__}: {text}") from error
+    how = model.end_recorded_unit(training=training)
+    if how is not None:
+        raise RecordedStepDiffers(how)
 
 
 def end_training(model: Any, result: Any, progress: EpochProgress) -> UnitSums:

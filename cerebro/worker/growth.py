@@ -59,10 +59,7 @@ class Growth:
         self._trials.setdefault(trial, _Trial()).grown += grown
 
     def end_epoch(self, trial: int, epoch: int, resident: int) -> str | None:
-        """Apply the rule at an epoch's end; return a warning, at most once per trial.
-
-        `resident` is the memory of the worker's process, in bytes.
-        """
+        """Apply the rule at an epoch's end; return a warning, at most once per trial."""
         t = self._trials.setdefault(trial, _Trial())
         grown, t.grown = t.grown, 0
         t.ended += 1

@@ -29,26 +29,25 @@ from cerebro.model import (
 )
 from cerebro.worker.diagnosis import layout
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
-from cerebro.worker.held_arrays import as_bytes, has_objects, is_array
-from cerebro.worker.messages import CheckDone
-from cerebro.worker.models import Loader, batch_size_of, end_epoch, hash_parameter_order
-from cerebro.worker.own_numbers import OwnNumbers, are_equal, attributes_of
+from cerebro.worker.messages import CheckDone, ModelFacts
+from cerebro.worker.models import Loader, end_epoch, hash_parameter_order
+from cerebro.worker.own_numbers import (
+    are_equal,
+    as_bytes,
+    attributes_of,
+    has_objects,
+    is_array,
+    places_of,
+)
 from cerebro.worker.read_names import Reads
 from cerebro.worker.runner import UnitRunner
 from cerebro.worker.user_errors import describe
 
-BATCHES = 2
-"""The number of batches before the hop, and again after it."""
-
+BATCHES = 2  # the number of batches before the hop, and again after it
 MAX_DEPTH = 6
-
-_FORWARD = re.compile(r"^model\._forward\.net\b")
-"""The network as a `cerebro.torch.Model` calls it, which users know as `model.net`."""
-
+_FORWARD = re.compile(r"^model\._forward\.net\b")  # users know it as `model.net`
 _NOT_DETERMINISTIC = "training is not deterministic: the same batches twice gave different states"
-
 _GENERATOR = "a random generator (a model that uses PyTorch's must set framework = 'torch')"
-
 _LISTED = re.compile(r"\.param_groups\[\d+\]\['params'\]\[\d+\]$|^model\._parameters\[\d+\]$")
 """A parameter found only in an optimizer's list, or in the model's list of all parameters:
 `forward` has replaced it in the network by a new one, which is in the state.
@@ -65,7 +64,7 @@ def check_hop(
     """Make the hop check in a worker, and diagnose the model.
 
     `not_exact` names the operations that are not deterministic. If the model trains, but fails
-    after a hop or in the comparison, ``error`` says why, and ``state_bytes`` is not 0.
+    after a hop or in the comparison, ``error`` says why, and ``model.state_bytes`` is not 0.
     """
     runner.context.check_files()
     reads = Reads()
@@ -75,29 +74,21 @@ def check_hop(
     packed = straight.pack_state()
     straight.note_layouts()
     straight.train(1)
-    metrics = straight.validate()
-    done = CheckDone(
-        runner.worker,
-        (),
-        metrics=tuple(sorted({*metrics, *named_metrics(straight.live.model)})),
-        declares_metrics=declares_metrics(straight.live.model),
+    straight.validate()
+    model = straight.live.model
+    facts = ModelFacts(
+        is_cpu_only(model),
+        hash_parameter_order(model),
+        words_of(model),
+        declares_metrics(model),
+        metrics=tuple(sorted({*straight.metrics, *named_metrics(model)})),
         state_bytes=memoryview(straight.pack_state()).nbytes,
-        cpu_only=is_cpu_only(straight.live.model),
-        parameter_order=hash_parameter_order(straight.live.model),
-        read=read,
-        words=words_of(straight.live.model),
     )
+    done = CheckDone(runner.worker, (), model=facts, read=read)
     try:
-        hopped = _CheckedModel(runner, config)
+        hopped = straight.build_again()
         problems = _find_hop_problems(
-            runner,
-            config,
-            straight,
-            metrics,
-            hopped,
-            packed,
-            not_exact,
-            further=thorough or runner.context.epochs > 1,
+            straight, hopped, packed, not_exact, further=thorough or runner.context.epochs > 1
         )
     except Exception as error:
         if runner.tolerates(error, set(not_exact)):
@@ -106,7 +97,13 @@ def check_hop(
         return replace(done, error=runner.describe_cause(error, config))
     from cerebro.worker.diagnosis.diagnose import diagnose  # only some workers need it
 
-    findings = diagnose(hopped, packed, *runner.context.views(0), thorough=thorough)
+    findings = diagnose(
+        hopped.live,
+        functools.partial(hopped.load, packed),
+        functools.partial(hopped.batch, 0),
+        *runner.context.views(0),
+        thorough=thorough,
+    )
     if not problems and not isinstance(hopped.live.model, BaseModel):
         findings = layout.check_layouts(straight.layouts, hopped.layouts) + findings
     gain = _measure_graph_gain(straight)
@@ -128,10 +125,7 @@ def _measure_graph_gain(checked: _CheckedModel) -> tuple[float, float] | None:
 
 
 def _find_hop_problems(
-    runner: UnitRunner,
-    config: Mapping[str, Any],
     straight: _CheckedModel,
-    metrics: Mapping[str, float],
     hopped: _CheckedModel,
     before: Any,
     not_exact: Collection[str],
@@ -140,89 +134,82 @@ def _find_hop_problems(
 ) -> list[str]:
     """Continue training after a hop, and compare with `straight`, trained without one.
 
-    `metrics` are those of `straight`, `before` its state at the hop. `further` says whether to
-    begin a second epoch.
+    `before` is the state of `straight` at the hop. `further` says whether to begin a second epoch.
     """
     try:
-        runner.begin_again(hopped.live, 0)
-        hopped.load(before)
+        hopped.hop_to(before)
     except Exception as error:
         return [f"load_state_dict rejects the result of state_dict: {describe(error)}"]
     hopped.note_layouts()
     hopped.train(1)
-    hopped_metrics = hopped.validate()
-    context = runner.context
+    hopped.validate()
+    context = straight.runner.context
     if not_exact or (is_gpu(context.device) and context.deterministic is False):
         return []  # no two runs are equal, so a hop cannot be checked
     if straight.is_of_few_batches:  # nothing was trained after the hop
-        problems = _find_problems_after_epoch(runner, config, straight)
+        problems = _find_problems_after_epoch(straight)
     else:
-        problems = find_differences(straight, hopped, metrics, hopped_metrics)
-        if problems and _differs_from_itself(runner, config, straight):
+        problems = find_differences(straight, hopped)
+        if problems and _differs_from_itself(straight):
             return [_NOT_DETERMINISTIC]
     if further and not problems:
-        return _find_problems_between_epochs(runner, config, straight)
+        return _find_problems_between_epochs(straight)
     return problems
 
 
-def _find_problems_after_epoch(
-    runner: UnitRunner, config: Mapping[str, Any], straight: _CheckedModel
-) -> list[str]:
-    """Compare with a hop between two epochs, for data of few batches.
+def _differs_from_itself(straight: _CheckedModel) -> bool:
+    again = straight.build_again()
+    again.train(0)
+    again.train(1)
+    again.validate()
+    return again.hash_state() != straight.hash_state()
 
-    There are no problems if the model fails in the second epoch: it may have been made for one.
-    """
 
-    def train_hopped() -> tuple[_CheckedModel, dict[str, float]]:
-        other = _CheckedModel(runner, config)
-        runner.begin_again(other.live, 0)
-        other.load(before)
-        other.train(0, epoch=1)
-        return other, other.validate(1)
+def _find_problems_after_epoch(straight: _CheckedModel) -> list[str]:
+    """Compare with a hop between two epochs, for data of few batches."""
+
+    def train_hopped() -> _CheckedModel:
+        hopped = straight.build_again()
+        hopped.hop_to(before)
+        hopped.train(0, epoch=1)
+        hopped.validate()
+        return hopped
 
     try:
         before = straight.pack_state()
         straight.train(0, epoch=1)
-        metrics = straight.validate(1)
-        other, others = train_hopped()
-        problems = find_differences(straight, other, metrics, others)
-        if problems and _core.hash_state(other.pack_state()) != _core.hash_state(
-            train_hopped()[0].pack_state()
-        ):
+        straight.validate()
+        hopped = train_hopped()
+        problems = find_differences(straight, hopped)
+        if problems and hopped.hash_state() != train_hopped().hash_state():
             return [_NOT_DETERMINISTIC]
         return problems
-    except Exception:
+    except Exception:  # the model may have been made for one epoch
         return []
 
 
-def _find_problems_between_epochs(
-    runner: UnitRunner, config: Mapping[str, Any], straight: _CheckedModel
-) -> list[str]:
-    """Begin the next epoch with and without a hop before it; return the problems.
-
-    Only a ``begin_epoch`` or ``end_epoch`` of the user changes what a state may lack here. There
-    are no problems if it fails: after a few batches, it may need a whole epoch.
-    """
+def _find_problems_between_epochs(straight: _CheckedModel) -> list[str]:
+    """Begin the next epoch with and without a hop before it; return the problems."""
 
     def train_hopped() -> _CheckedModel:
-        other = _CheckedModel(runner, config)
-        other.load(packed)
-        other.train(0, epoch=epoch)
-        return other
+        hopped = straight.build_again()
+        hopped.load(packed)
+        hopped.train(0, epoch=epoch)
+        return hopped
 
     if not _has_own_epochs(straight.live.model):
-        return []
+        return []  # then the state lacks nothing here
     try:
         packed, epoch = straight.pack_state(), straight.epoch + 1
         straight.train(0, epoch=epoch)
-        other = train_hopped()
-        state_hash = _core.hash_state(other.pack_state())
-        if state_hash == _core.hash_state(straight.pack_state()):
+        hopped = train_hopped()
+        state_hash = hopped.hash_state()
+        if state_hash == straight.hash_state():
             return []  # if a counter is lost, nothing depends on it
-        if state_hash != _core.hash_state(train_hopped().pack_state()):
+        if state_hash != train_hopped().hash_state():
             return []  # the epochs are not deterministic
-        return find_differences(straight, other, {}, {})
-    except Exception:
+        return find_differences(straight, hopped)
+    except Exception:  # after a few batches, it may need a whole epoch
         return []
 
 
@@ -241,23 +228,29 @@ class _CheckedModel:
     def __init__(
         self, runner: UnitRunner, config: Mapping[str, Any], reads: Reads | None = None
     ) -> None:
-        self._runner = runner
+        self.runner = runner
         self._config = config
         self.live = runner.build(0, config, reads=reads)
-        self.own = OwnNumbers(self.live.model)
+        assert self.live.own_numbers is not None
+        self.own = self.live.own_numbers
         self.own_at_hop: dict[str, Any] = {}
         self._built: dict[str, Any] = {}
         with contextlib.suppress(Exception):  # after the training, a walk that fails is reported
-            self._built.update(find_numbers(self.live.model))
+            values = walk(self.live.model, "model")
+            self._built.update((path, value) for path, value in values if not is_array(value))
         self.layouts: dict[str, layout.Layout] = {}
         self.epoch = 0
+        self.metrics: dict[str, float] = {}  # of the epoch, once it is validated
         self.is_of_few_batches = False
         """Whether no batches of the epoch are left for after the hop."""
 
+    def build_again(self) -> _CheckedModel:
+        return _CheckedModel(self.runner, self._config)
+
     def train(self, half: int, epoch: int = 0) -> None:
         """Train on the first (`half` 0) or the second (`half` 1) `BATCHES` batches of an epoch."""
-        live, runner = self.live, self._runner
-        self.epoch = epoch
+        live, runner = self.live, self.runner
+        self.epoch, self.metrics = epoch, {}
         generators.restore(live.generators)
         if half == 0 and hasattr(live.model, "begin_epoch"):
             live.model.begin_epoch(epoch)
@@ -271,9 +264,8 @@ class _CheckedModel:
             self.is_of_few_batches = result.batches == 0
 
     def _make_batches(self, half: int) -> Loader:
-        runner = self._runner
-        size = batch_size_of(self._config, runner.context.batch_size)
-        loader = runner.make_loader(self.live.model, size, training=True, trial=0)
+        runner = self.runner
+        loader = runner.loaders.make(self.live.model, self._config, training=True, trial=0)
         loader.begin(runner.context.order().pass_of(0, 0), 0, half * BATCHES, BATCHES)
         return loader
 
@@ -305,34 +297,39 @@ class _CheckedModel:
         return next(self._make_batches(half))
 
     def pack_state(self) -> Any:
-        return _core.pack_state(self._runner.copy_to_host(self.live))
+        return _core.pack_state(self.runner.copy_to_host(self.live))
+
+    def hash_state(self) -> str:
+        return _core.hash_state(self.pack_state())
 
     def note_layouts(self) -> None:
         state = self.live.model.state_dict()
         self.layouts = layout.read_layouts(walk(state, "state_dict()"))
 
+    def hop_to(self, packed: Any) -> None:
+        """Load a state from within the first epoch."""
+        self.runner.begin_again(self.live, 0)
+        self.load(packed)
+
     def load(self, packed: Any) -> None:
-        self._runner.load_packed(self.live, packed)
+        self.runner.load_packed(self.live, packed)
         self.own_at_hop = self.own.read_with_generators()
 
-    def validate(self, epoch: int = 0) -> dict[str, float]:
-        """Evaluate on a batch and end the epoch; return the epoch's metrics."""
-        live, runner = self.live, self._runner
+    def validate(self) -> None:
+        """Evaluate on a batch and end the epoch."""
+        live, runner = self.live, self.runner
         generators.restore(live.generators)
         _, validation = runner.context.views(0)
         if validation is not None:
-            size = runner.context.eval_batch_size or batch_size_of(
-                self._config, runner.context.batch_size
-            )
-            loader = runner.make_loader(live.model, size, training=False, trial=0)
+            size = runner.loaders.batch_size_of(self._config, training=False)
+            loader = runner.loaders.make(live.model, self._config, training=False, trial=0)
             loader.begin([find_first_shards(validation.view.shard_rows, size)], 0, 0, 1)
             with generators.preserve_generators(live.torch, seed=0):
                 device = runner.device_of(live.model)
                 _, metrics = evaluate_model(live.model, loader, device=device)
             live.progress.add_validation(metrics)
-        metrics = end_epoch(live, epoch)
+        self.metrics = end_epoch(live, self.epoch)
         live.generators = generators.capture(live.torch, live.cuda)
-        return metrics
 
 
 def find_first_shards(rows: Sequence[int], size: int) -> range:
@@ -341,16 +338,11 @@ def find_first_shards(rows: Sequence[int], size: int) -> range:
     return range(1 + next((shard for shard, end in enumerate(ends) if end >= size), len(rows) - 1))
 
 
-def find_differences(
-    straight: _CheckedModel,
-    hopped: _CheckedModel,
-    straight_metrics: Mapping[str, float],
-    hopped_metrics: Mapping[str, float],
-) -> list[str]:
+def find_differences(straight: _CheckedModel, hopped: _CheckedModel) -> list[str]:
     """Return one line for each difference between a model after a hop and one that did not hop."""
     problems = []
     state = dict(walk(straight.live.model.state_dict(), "state_dict()"))  # keeps the ids unique
-    differ = _core.hash_state(straight.pack_state()) != _core.hash_state(hopped.pack_state())
+    differ = straight.hash_state() != hopped.hash_state()
     if differ:
         other = dict(walk(hopped.live.model.state_dict(), "state_dict()"))
         changed = [path for path in state if not are_same(state[path], other.get(path))]
@@ -380,32 +372,19 @@ def find_differences(
     moved = layout.find_changed(straight.layouts, hopped.layouts)
     if problems and moved:
         problems.append(f"{layout.describe_change(moved)}: {layout.CURE}")
-    for name, value in straight_metrics.items():
-        if not problems and not are_same(value, hopped_metrics.get(name)):
+    for name, value in straight.metrics.items():
+        if not problems and not are_same(value, hopped.metrics.get(name)):
             problems.append(f"after a hop the metric {name!r} differs, although the state does not")
     if differ and not problems:
         problems.append("after a hop training continued differently")
     return problems
 
 
-def _differs_from_itself(
-    runner: UnitRunner, config: Mapping[str, Any], straight: _CheckedModel
-) -> bool:
-    again = _CheckedModel(runner, config)
-    again.train(0)
-    again.train(1)
-    again.validate()
-    return _core.hash_state(again.pack_state()) != _core.hash_state(straight.pack_state())
-
-
 # --- walking an object -------------------------------------------------------
 
 
 def walk(root: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the path and value of every array, tensor and number in an object, each object once.
-
-    Attributes, containers, closures and bound methods are followed.
-    """
+    """Yield the path and value of every array, tensor and number in an object, each object once."""
     yield from _walk(root, name, MAX_DEPTH, {})
 
 
@@ -447,16 +426,10 @@ def iterate_children(value: Any) -> Iterator[tuple[str, Any]]:
         yield ".args", value.args
         yield ".keywords", value.keywords
         return
-    if isinstance(value, types.MethodType):
-        yield "", value.__self__
-        return
-    if isinstance(value, types.FunctionType):
-        names = value.__code__.co_freevars
-        for free, cell in zip(names, value.__closure__ or (), strict=True):
-            try:
-                yield f".{free}", cell.cell_contents
-            except ValueError:  # the cell is still empty
-                continue
+    if isinstance(value, (types.MethodType, types.FunctionType)):
+        for part, place in places_of(value):
+            with contextlib.suppress(ValueError):  # the cell is still empty
+                yield part, place.read()
         return
     module = type(value).__module__
     # Objects that only run a step are not state: a captured graph, a recorded or compiled program.
@@ -495,10 +468,6 @@ def _format_key(key: Any, index: int) -> str:
     if isinstance(key, np.generic) or not is_array(key):
         return repr(key)
     return f"<{index}: {type(key).__name__} {'x'.join(map(str, key.shape))}>"
-
-
-def find_numbers(model: Any) -> dict[str, Any]:
-    return {path: value for path, value in walk(model, "model") if not is_array(value)}
 
 
 def id_of(value: Any) -> Any:

@@ -23,6 +23,7 @@ from cerebro.worker.messages import (
     CheckTask,
     Event,
     Job,
+    ModelFacts,
     ShardFailed,
     ShardMade,
     ShardTask,
@@ -39,17 +40,13 @@ from cerebro.worker.user_errors import describe, names_data, traceback_of
 def execute(runner: UnitRunner, job: Job) -> Event:
     """Run a job and return its result; the settings that a model's build left end with the job."""
     try:
-        return _execute(runner, job)
+        if isinstance(job, CheckTask):
+            return check(runner, job)
+        if isinstance(job, ShardTask):
+            return make_shard(runner, job)
+        return warm(runner, job) if isinstance(job, WarmTask) else run(runner, job)
     finally:
         runner.end_settings()
-
-
-def _execute(runner: UnitRunner, job: Job) -> Event:
-    if isinstance(job, CheckTask):
-        return check(runner, job)
-    if isinstance(job, ShardTask):
-        return make_shard(runner, job)
-    return warm(runner, job) if isinstance(job, WarmTask) else run(runner, job)
 
 
 def run(runner: UnitRunner, task: Task) -> UnitDone | UnitFailed:
@@ -88,8 +85,8 @@ def _try_model(runner: UnitRunner, task: CheckTask, not_exact: set[str]) -> Chec
     def build_or_try() -> CheckDone:
         if task.build_only:
             model = runner.build(task.number, task.config).model
-            order = hash_parameter_order(model)
-            return CheckDone(runner.worker, (), cpu_only=is_cpu_only(model), parameter_order=order)
+            facts = ModelFacts(is_cpu_only(model), hash_parameter_order(model))
+            return CheckDone(runner.worker, (), model=facts)
         return check_hop(runner, task.config, not_exact, thorough=task.thorough)
 
     try:

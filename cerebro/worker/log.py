@@ -1,4 +1,4 @@
-"""Redirect a trial's output to the trial's log, and write a late unit's tracebacks there.
+"""Redirect a trial's output to the trial's log.
 
 In a worker process, file descriptors 1 and 2 point to the trial's log while its unit runs. The log
 receives the output of ``print``, ``logging``, warnings, C libraries and subprocesses, and the
@@ -9,31 +9,21 @@ In the user's process, the descriptors stay unchanged. `sys.stdout`, `sys.stderr
 handlers that write to them are redirected to the log, including writes to their bytes and to their
 descriptors (``subprocess.run(..., stdout=sys.stdout)``). Other output of C code and subprocesses is
 not captured.
-
-`LateTasks` writes tracebacks if several units overlap in a process. `faulthandler` has one timer
-for a process, which works even if a unit never lets go of the GIL. A unit's clock stops while the
-unit waits for its turn (`cerebro.machine.turns`), so a thread looks at all clocks again and again,
-and sets the timer for the unit that will be late first. Setting it at every change of turn would
-cost more than short units take.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import faulthandler
 import functools
 import io
 import logging
 import os
 import sys
-import threading
-import time
 import weakref
-from collections.abc import Hashable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from cerebro.machine.files import explain_storage_errors, open_plain
 
@@ -116,47 +106,27 @@ def make_streams_last() -> None:
         _lasting[name] = stream
 
 
-def _put_streams_back() -> None:
-    """Replace the streams that a trial has put in the place of this process's."""
-    flush_output()
-    for name, stream in _lasting.items():
-        setattr(sys, name, stream)  # another one may close its descriptor now, if it is freed
-
-
 @contextlib.contextmanager
 def redirect_descriptors(path: Path) -> Iterator[None]:
     """Redirect file descriptors 1 and 2 of this process to the end of a file."""
-    with explain_storage_errors():
-        log = open_plain(path, APPEND)
+    with contextlib.ExitStack() as opened:
+        with explain_storage_errors(), os.fdopen(open_plain(path, APPEND), "ab", 0) as log:
+            saved = []
+            for descriptor in (1, 2):
+                saved.append(os.dup(descriptor))
+                opened.callback(os.close, saved[-1])
+            flush_output()
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
         try:
-            saved = _duplicate_descriptors((1, 2))
-        except OSError:
-            os.close(log)
-            raise
-    flush_output()
-    try:
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
-        yield
-    finally:
-        _put_streams_back()
-        for descriptor, before in zip((1, 2), saved, strict=True):
-            os.dup2(before, descriptor)
-            os.close(before)
-
-
-def _duplicate_descriptors(descriptors: tuple[int, ...]) -> list[int]:
-    """Duplicate either all the descriptors or none of them."""
-    copies: list[int] = []
-    try:
-        for descriptor in descriptors:
-            copies.append(os.dup(descriptor))
-    except OSError:
-        for copy in copies:
-            os.close(copy)
-        raise
-    return copies
+            yield
+        finally:
+            flush_output()
+            for name, stream in _lasting.items():  # in place of those that a trial has put there
+                # Another one may close its descriptor now, if it is freed.
+                setattr(sys, name, stream)
+            for descriptor, before in zip((1, 2), saved, strict=True):
+                os.dup2(before, descriptor)
 
 
 def flush_output() -> None:
@@ -376,14 +346,11 @@ _listed: tuple[list[Any], int, list[weakref.ref[logging.StreamHandler[Any]]]] = 
 
 
 def _find_stream_handlers() -> list[logging.StreamHandler[Any]]:
-    """Return the handlers that write to a stream other than a file, even without a logger.
-
-    A process has hundreds of loggers, so they are asked again only if handlers or loggers have been
-    added or have gone.
-    """
+    """Return the handlers that write to a stream other than a file, even without a logger."""
     global _listed
     handlers, names = logging._handlerList, logging.root.manager.loggerDict  # type: ignore[attr-defined]
     before, count, streaming = _listed
+    # A process has hundreds of loggers, so they are asked again only after a change.
     if handlers != before or len(names) != count:
         loggers = [logging.root, *names.values()]
         attached = [h for logger in loggers for h in getattr(logger, "handlers", ())]
@@ -398,83 +365,3 @@ def _find_stream_handlers() -> list[logging.StreamHandler[Any]]:
     alive = (reference() for reference in streaming)
     # Handlers that have no stream of their own look up sys.stderr at each write.
     return [handler for handler in alive if handler is not None and "stream" in vars(handler)]
-
-
-LOOK_SECONDS = 0.1
-"""How often the clocks are read: less than the time that a late unit has before it is killed."""
-
-GRACE_SECONDS = 1.0
-"""How long the timer is left alone once it has run out: its thread may have to wait for a core."""
-
-
-class LimitedTask(Protocol):
-    """A worker's task whose time is limited."""
-
-    @property
-    def identity(self) -> Hashable:
-        """What differs between two tasks of any workers of the process."""
-
-    @property
-    def log(self) -> Path:
-        """The file to which the tracebacks are appended."""
-
-    @property
-    def seconds_left(self) -> float | None:
-        """The time until the task is late; None if its clock does not run, or if it has ended."""
-
-
-class LateTasks:
-    """Dumps all tracebacks of the process to the log of each task that is late, once."""
-
-    def __init__(self) -> None:
-        self._tasks: list[LimitedTask] = []
-        self._thread: threading.Thread | None = None
-        self._armed: tuple[Hashable, float] | None = None  # for which task, and when
-        self._file = -1  # the log for which the timer is set
-        self._dumped: set[Hashable] = set()
-
-    def watch(self, task: LimitedTask) -> None:
-        """Look at a worker's tasks from now on."""
-        if task not in self._tasks:
-            self._tasks.append(task)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._keep_setting_timer, daemon=True)
-            self._thread.start()
-
-    def set_timer(self) -> None:
-        """Set the timer for the task that will be late first."""
-        limits = [(task.seconds_left, task) for task in self._tasks]
-        running = [(seconds, task) for seconds, task in limits if seconds is not None]
-        self._dumped &= {task.identity for task in self._tasks}
-        if self._armed is not None and (passed := time.monotonic() - self._armed[1]) >= 0:
-            if passed < GRACE_SECONDS:
-                return
-            self._dumped.add(self._armed[0])
-            self._disarm()
-        due = [(s, task) for s, task in running if task.identity not in self._dumped]
-        if not due:
-            self._disarm()
-            return
-        seconds, first = min(due, key=lambda each: each[0])
-        when = time.monotonic() + max(0.001, seconds)
-        is_armed = self._armed is not None and self._armed[0] == first.identity
-        if self._armed is not None and is_armed and abs(self._armed[1] - when) < LOOK_SECONDS / 10:
-            return
-        self._disarm()
-        with suppress(OSError):
-            self._file = open_plain(first.log, APPEND)
-            faulthandler.dump_traceback_later(max(0.001, seconds), file=self._file)
-            self._armed = first.identity, when
-
-    def _disarm(self) -> None:
-        if self._armed is not None:
-            faulthandler.cancel_dump_traceback_later()
-            self._armed = None
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def _keep_setting_timer(self) -> None:
-        while True:
-            self.set_timer()
-            time.sleep(LOOK_SECONDS)

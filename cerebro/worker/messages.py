@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from cerebro.data.order import EpochOrder
     from cerebro.data.validation import Folds
 
-LIBRARIES = ("jax", "keras", "sklearn", "torch")
-"""Libraries that take long to import."""
-
+LIBRARIES = ("jax", "keras", "sklearn", "torch")  # libraries that take long to import
 MAX_LIVE_MODELS = 8
 MAX_LIVE_MODELS_ON_GPU = 64
 """The most models that a worker keeps if memory is not short. On a GPU, all trials come round to
@@ -43,8 +41,7 @@ the worker that holds a shard, and a model that was dropped must be captured aga
 class Warned:
     """A warning that a trial raised in a worker; see `cerebro.worker.trial_warnings`."""
 
-    category: tuple[str, ...]
-    """``module:class`` of the category and of its base categories, the category itself first."""
+    category: tuple[str, ...]  # ``module:class`` of the category and then of its base categories
     text: str
     file: str
     line: int
@@ -64,8 +61,7 @@ class Warned:
         return f"{self.name}: {text} ({PurePath(self.file).name}:{self.line})"
 
 
-Sums = dict[str, tuple[float, float]]
-"""By metric: (sum of value x weight, sum of weights), in float64 and in batch order."""
+Sums = dict[str, tuple[float, float]]  # by metric: sum of value x weight, sum of weights
 
 
 @dataclass(frozen=True)
@@ -151,25 +147,17 @@ class Task:
     config: Mapping[str, Any]
     epoch: int
     step: int
-    part: int
-    """The part of the epoch to train on; -1 for validation."""
+    part: int  # the part of the epoch to train on; -1 for validation
     attempt: int
-    position: int
-    """The number of the trial's units that were committed before this one."""
-    dispatch: int = 0
-    """How often the trial was dispatched before. It never decreases: slots reject older workers."""
-    keep_state: bool = True
-    """Whether to write the state at the end of an epoch to ``epoch_dir``."""
-    clone_of: CloneOf | None = None
-    """The state from which a clone starts; set only for its first unit."""
+    position: int  # the number of the trial's units that were committed before this one
+    dispatch: int = 0  # how often the trial was dispatched before: slots reject older workers
+    keep_state: bool = True  # whether to write the state at the end of an epoch to ``epoch_dir``
+    clone_of: CloneOf | None = None  # the state from which a clone starts, in its first unit
     origin: KeptState | None = None
     """Where the trial's state is if not in its slots, as in a resumed run."""
-    epochs: int | None = None
-    """The trial's ``info.epochs``; None: that of the run."""
-    ended: tuple[int, ...] = ()
-    """Trials that have ended since the worker's last task, for which it can free everything."""
-    notes_reads: bool = False
-    """Whether to note what ``build`` reads; see `cerebro.worker.read_names`."""
+    epochs: int | None = None  # the trial's ``info.epochs``; None: that of the run
+    ended: tuple[int, ...] = ()  # trials that have ended since the worker's last task
+    notes_reads: bool = False  # whether to note what ``build`` reads; see `worker.read_names`
     after: int | None = None
     """For a task queued behind another: the `dispatch` of the trial's unit before it. If that unit
     has not succeeded on this worker, the worker drops the task without an answer.
@@ -201,76 +189,74 @@ class CheckTask:
 
     config: Mapping[str, Any]
     build_only: bool = False
-    thorough: bool = False
-    """Whether to search thoroughly for mistakes, as `cerebro.check` does."""
-    number: int = 0
-    """The trial whose model is built; only with `build_only`."""
+    thorough: bool = False  # whether to search thoroughly for mistakes, as `cerebro.check` does
+    number: int = 0  # the trial whose model is built; only with `build_only`
 
 
 @dataclass(frozen=True)
 class WarmTask:
-    """A task to import the libraries that units need, for a worker that replaces a lost one.
-
-    The worker answers with `CheckDone`. Until then, other workers run the units.
-    """
+    """A task to import libraries for a worker that replaces a lost one, which sends `CheckDone`."""
 
     modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """A task to make a shard of a derived dataset from a shard of ``train``.
-
-    The worker writes the files into a folder below ``state_dir`` that has the shard's name.
-    """
+    """A task to make a shard of a derived dataset, in a folder of that name in ``state_dir``."""
 
     shard: int
-    nbytes: int = 0
-    """The size of the shard's files, about."""
+    nbytes: int = 0  # the size of the shard's files, about
 
 
-Job = Task | CheckTask | WarmTask | ShardTask
-"""A task that an executor sends to a worker."""
+Job = Task | CheckTask | WarmTask | ShardTask  # a task that an executor sends to a worker
+
+
+@dataclass(frozen=True)
+class CommittedState:
+    """The state that a unit has committed."""
+
+    nbytes: int
+    hash: str = ""
+    file: str | None = None
+    """At the end of an epoch: a file with the state that is complete but not yet durable; renaming
+    publishes it. None if the state is not kept.
+    """
+
+
+@dataclass(frozen=True)
+class StepNotes:
+    """What was unusual in the steps of a unit."""
+
+    not_exact: tuple[str, ...] = ()  # operations for which the device has no deterministic version
+    moved: str = ""  # why PyTorch moves batches to the GPU; empty if they are made there
+    unlike: str = ""  # why the unit ran again: its recorded steps gave wrong results
+
+
+@dataclass(frozen=True)
+class ProcessNotes:
+    """What a worker's process holds after a unit."""
+
+    libraries: tuple[str, ...] = ()  # the members of `LIBRARIES` that it has imported
+    resident: int = 0  # its memory, in bytes; 0 if unknown
+    grown: int = 0  # by how many bytes it grew unexpectedly; see `cerebro.worker.growth`
 
 
 @dataclass(frozen=True)
 class UnitDone:
     worker: int
     task: Task
-    rows: int
-    batches: int
-    sums: Sums
-    started: float
-    """The start time of the unit, as returned by ``time.time``."""
+    total: UnitSums
+    started: float  # the start time of the unit, as returned by ``time.time``
     seconds: float
-    loaded: bool
-    """Whether the state was unpacked because the model was not live on this worker."""
-    state_bytes: int
+    loaded: bool  # whether the state was unpacked because the model was not live on this worker
+    state: CommittedState
     metrics: dict[str, float] | None = None
     """At the end of an epoch: ``train_*``, ``val_*`` and short names."""
-    state_hash: str | None = None
-    state_file: str | None = None
-    """A file that is complete but not yet durable; renaming publishes it."""
-    dropped: tuple[int, ...] = ()
-    """Trials whose live models the worker has released."""
-    libraries: tuple[str, ...] = ()
-    """The members of `LIBRARIES` that the worker has imported."""
-    resident: int = 0
-    """The memory held by the worker's process, in bytes; 0 if unknown."""
-    grown: int = 0
-    """By how many bytes the process grew unexpectedly; see `cerebro.worker.growth`."""
-    packed_hash: str = ""
-    """The hash of the state after the unit."""
-    not_exact: tuple[str, ...] = ()
-    """The operations in the unit for which its device has no deterministic version."""
-    moved: str = ""
-    """Why PyTorch moves batches to the worker's GPU; empty if batches are made there."""
-    unlike: str = ""
-    """Why the unit ran again with ordinary steps: its recorded steps gave wrong results."""
-    warned: tuple[Warned, ...] = ()
-    """Warnings that the trial raised for the first time on this worker."""
-    read: ReadNames | None = None
-    """What ``build`` has read of the configuration, if the task asked for it."""
+    dropped: tuple[int, ...] = ()  # trials whose live models the worker has released
+    process: ProcessNotes = field(default_factory=ProcessNotes)
+    steps: StepNotes = field(default_factory=StepNotes)
+    warned: tuple[Warned, ...] = ()  # for the first time on this worker
+    read: ReadNames | None = None  # by ``build``, if the task asked for it
     is_kept: bool = True
     """False if the epoch's state is still being copied; `StateKept` or `StateLost` follows."""
 
@@ -289,42 +275,36 @@ class UnitFailed:
     dropped: tuple[int, ...] = ()
     bases: tuple[str, ...] = ()
     """For ``error``: the full names of the exception's class and its base classes, in MRO order."""
-    place: str = ""
-    """For ``error``: the line of the user's code that raised the exception, as in `message`."""
+    place: str = ""  # for ``error``: the user's line that raised it, as in `message`
     warned: tuple[Warned, ...] = ()
     read: ReadNames | None = None
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a worker learns of the model that it builds for a check."""
+
+    cpu_only: bool = False  # whether the model declares that it never computes on a GPU
+    parameter_order: str = ""  # see `cerebro.worker.models.hash_parameter_order`
+    words: Words = field(default_factory=Words)  # what the model's users call its methods
+    declares_metrics: bool = False  # whether the model's arguments fix the names of all metrics
+    metrics: tuple[str, ...] = ()  # the metrics after a few batches
+    state_bytes: int = 0  # the size of the packed state after a few batches; 0 if unknown
 
 
 @dataclass(frozen=True)
 class CheckDone:
     worker: int
     problems: tuple[str, ...]
-    error: str | None = None
-    """Why the configuration could not be tried; None if it could be."""
-    unfit: bool = False
-    """Whether the error is that the model reads columns that are unfit for validation."""
-    metrics: tuple[str, ...] = ()
-    declares_metrics: bool = False
-    """Whether the model's arguments fix the names of all metrics."""
-    state_bytes: int = 0
-    """The size of the packed state after a few batches; 0 if unknown."""
-    environment: Mapping[str, Any] | None = None
-    """The worker's environment; see `cerebro.machine.environment.describe`."""
-    not_exact: tuple[str, ...] = ()
-    """The model's operations for which its device has no deterministic version."""
-    cpu_only: bool = False
-    """Whether the model declares that it never computes on a GPU."""
+    error: str | None = None  # why the configuration could not be tried
+    unfit: bool = False  # whether the error is that the model reads columns unfit for validation
+    model: ModelFacts = field(default_factory=ModelFacts)
+    environment: Mapping[str, Any] | None = None  # of the worker; see `machine.environment`
+    not_exact: tuple[str, ...] = ()  # operations for which the device has no deterministic version
     warned: tuple[Warned, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    """Likely mistakes in the model and its data."""
-    gain: tuple[float, float] | None = None
-    """The seconds of an ordinary training step and of one with ``graph=True``, if measured."""
-    parameter_order: str = ""
-    """See `cerebro.worker.models.hash_parameter_order`."""
-    read: ReadNames | None = None
-    """What ``build`` has read of the configuration, if it was trained."""
-    words: Words = field(default_factory=Words)
-    """What the model's users call its methods."""
+    findings: tuple[Finding, ...] = ()  # likely mistakes in the model and its data
+    gain: tuple[float, float] | None = None  # seconds of a step, ordinary and ``graph=True``
+    read: ReadNames | None = None  # what ``build`` has read of the configuration, if it was trained
 
 
 @dataclass(frozen=True)
@@ -333,12 +313,9 @@ class ShardMade:
 
     worker: int
     task: ShardTask
-    files: Mapping[str, FileEntry]
-    """The size and hash of each file, in the order of the columns."""
-    node: str = ""
-    """The node's name in messages."""
-    folder: str = ""
-    """At the coordinator: the folder in which the files have arrived."""
+    files: Mapping[str, FileEntry]  # the size and hash of each file, in the order of the columns
+    node: str = ""  # the node's name in messages
+    folder: str = ""  # at the coordinator: the folder in which the files have arrived
 
 
 @dataclass(frozen=True)
@@ -353,8 +330,7 @@ class ShardFailed:
     """
     message: str
     traceback: str = ""
-    node: str = ""
-    """The node's name in messages."""
+    node: str = ""  # the node's name in messages
 
 
 @dataclass(frozen=True)
@@ -363,16 +339,11 @@ class WorkerLost:
 
     worker: int
     reason: str
-    signal: int | None = None
-    """The signal that killed it, unless the executor sent the signal."""
-    began: bool = True
-    """Whether the worker had begun its task; if not, the task is not to blame."""
-    traced: bool = False
-    """Whether the trial's log has the traceback of the crash."""
-    with_machine: bool = False
-    """Whether its machine is also lost; if so, no trial is to blame."""
-    has_left: bool = False
-    """Whether it was told to end, and has handed its states over; no trial is to blame."""
+    signal: int | None = None  # the signal that killed it, unless the executor sent the signal
+    began: bool = True  # whether the worker had begun its task; if not, the task is not to blame
+    traced: bool = False  # whether the trial's log has the traceback of the crash
+    with_machine: bool = False  # whether its machine is also lost; if so, no trial is to blame
+    has_left: bool = False  # told to end, after handing its states over; no trial is to blame
 
 
 # --- only sent by executors with several machines -----------------------------------
@@ -403,10 +374,8 @@ class StateLost:
 
     trial: int
     reason: str
-    worker: int | None = None
-    """The worker that would have trained the trial's next unit."""
-    position: int | None = None
-    """The position of the newest remaining state; None: only kept states remain."""
+    worker: int | None = None  # the worker that would have trained the trial's next unit
+    position: int | None = None  # of the newest remaining state; None: only kept ones remain
 
 
 @dataclass(frozen=True)

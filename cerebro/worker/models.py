@@ -14,6 +14,7 @@ import contextlib
 import gc
 import hashlib
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -35,13 +36,13 @@ from cerebro.model import BaseModel, Info, check_model, read_columns
 from cerebro.run.recipe import call_build
 from cerebro.worker.epoch_progress import EpochProgress
 from cerebro.worker.evaluate import convert_metrics
-from cerebro.worker.messages import RunContext
+from cerebro.worker.messages import MAX_LIVE_MODELS, MAX_LIVE_MODELS_ON_GPU, RunContext
 from cerebro.worker.own_numbers import OwnNumbers
+from cerebro.worker.read_names import Reads
 from cerebro.worker.state_arena import StateArena
 from cerebro.worker.user_errors import describe
 
-COLLECTED_BYTES = 256 << 20
-"""Dropped models of this size together are freed at once."""
+COLLECTED_BYTES = 256 << 20  # dropped models of this size together are freed at once
 
 
 class DroppedModels:
@@ -65,8 +66,7 @@ DROPPED = DroppedModels()
 
 Loader = _core.Loader | MovedBatches
 
-_MOST_NAMED = 5
-"""The most columns that a message names."""
+_MOST_NAMED = 5  # the most columns that a message names
 
 
 @dataclass
@@ -75,25 +75,67 @@ class LiveModel:
 
     model: Any
     torch: bool
-    cuda: bool = False
-    """Whether the model computes on a GPU, so that CUDA's generator is part of its state."""
+    cuda: bool = False  # whether CUDA's generator is part of its state
     position: int = -1
-    epochs: int | None = None
-    """The model's ``info.epochs``, if it differs from the run's."""
+    epochs: int | None = None  # the model's ``info.epochs``, if it differs from the run's
     generators: dict[str, Any] = field(default_factory=dict)
     progress: EpochProgress = field(default_factory=EpochProgress)
     state_bytes: int = 0
     libraries: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The settings of PyTorch, Keras and JAX that ``build`` left; the model computes with them."""
-    structure: Structure | None = None
-    """The structure of a state that a model just built can load; see `cerebro.worker.models`."""
-    own_numbers: OwnNumbers | None = None
-    """The numbers of the user's objects as `build` made them; see `cerebro.worker.lost_numbers`."""
+    structure: Structure | None = None  # of a state that a model just built can load
+    own_numbers: OwnNumbers | None = None  # as ``build`` made them, in a worker
 
     @property
     def held_bytes(self) -> int:
         """The bytes that the model takes, about: weights, gradients, moments, recorded steps."""
         return 3 * max(1, self.state_bytes) + int(getattr(self.model, "held_bytes", 0))
+
+
+class LiveModels:
+    """The models that a worker keeps between units, the least recently used first."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._models: OrderedDict[int, LiveModel] = OrderedDict()
+        self._untold: set[int] = set()  # trials whose models were dropped for another worker's unit
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._models)
+
+    def get(self, trial: int) -> LiveModel | None:
+        return self._models.get(trial)
+
+    def add(self, trial: int, live: LiveModel) -> None:
+        self._models[trial] = live
+
+    def take(self, trial: int) -> None:
+        """Remove a model that is in use: it is added again once its state is right."""
+        self._models.pop(trial, None)
+
+    def drop(self, trial: int) -> None:
+        live = self._models.pop(trial, None)
+        if live is not None:
+            # Without a state, its first unit has failed.
+            DROPPED.add(live.held_bytes if live.state_bytes else None)
+
+    def make_room(self) -> None:
+        """Drop all models; the next `drop_least_used` returns their trials, too."""
+        self._untold.update(self._models)
+        self._models.clear()
+
+    def drop_least_used(self, current: int) -> tuple[int, ...]:
+        """Drop the least recently used models; return all trials whose models are gone."""
+        context, gone = self._context, sorted(self._untold - {current})
+        self._untold.clear()
+        limit = context.live_models
+        if limit is None:
+            most = MAX_LIVE_MODELS_ON_GPU if is_gpu(context.device) else MAX_LIVE_MODELS
+            limit = max(1, min(most, context.live_bytes // self._models[current].held_bytes))
+        while len(self._models) > limit:
+            gone.append(next(iter(self._models)))
+            self.drop(gone[-1])
+        return tuple(gone)
 
 
 # --- shared by the runner, replay, check and Trial.load ----------------------
@@ -159,6 +201,36 @@ def build_model(
     return model, uses_torch
 
 
+def build_and_note(
+    context: RunContext,
+    trial: int,
+    config: Mapping[str, Any],
+    info: Info,
+    reads: Reads,
+    output: contextlib.AbstractContextManager[None],
+) -> tuple[Any, bool]:
+    """Build a model and note in `reads` what ``build`` reads; see `cerebro.worker.read_names`.
+
+    If the model is built again after it could be built, it is in `output`, as what it prints has
+    been logged.
+    """
+    try:
+        built = build_model(context, trial, config, info, reads.note_reads)
+    except Exception as error:
+        if not reads.may_have_caused(error):
+            raise
+        output = contextlib.nullcontext()
+    else:
+        if not reads.is_held():
+            return built
+        del built
+    reads.give_up()
+    DROPPED.add(None)
+    DROPPED.free()
+    with output:
+        return build_model(context, trial, config, info)
+
+
 def make_info(
     data: Any,
     order: EpochOrder,
@@ -193,10 +265,7 @@ def make_info(
 
 
 def batch_size_of(config: Mapping[str, Any], default: int | None) -> int:
-    """Return the batch size of the configuration or of the search.
-
-    Raise InputError unless exactly one of them gives a batch size, and it is valid.
-    """
+    """Return the batch size that the configuration or the search gives, or raise InputError."""
     if "batch_size" in config and default is not None:
         raise InputError(
             "batch_size is given twice, as batch_size= and in the space: leave out one of them"
@@ -318,6 +387,21 @@ def give_back_memory(device: str) -> int:
     return shards + max(0, int(models))
 
 
+@contextlib.contextmanager
+def preserve_keras_seeds() -> Iterator[None]:
+    """Keep Keras's shared random generator, which each build discards."""
+    state: Any = sys.modules.get("keras.src.backend.common.global_state")
+    seeds: Any = sys.modules.get("keras.src.random.seed_generator")
+    if state is None or seeds is None:
+        yield
+        return
+    shared = state.get_global_attribute(seeds.GLOBAL_SEED_GENERATOR)
+    try:
+        yield
+    finally:
+        state.set_global_attribute(seeds.GLOBAL_SEED_GENERATOR, shared)
+
+
 def begin_again(model: Any, epoch: int) -> None:
     """Call ``begin_epoch`` on a model into which a state from within that epoch is then loaded.
 
@@ -410,11 +494,8 @@ def load_parts(live: LiveModel, tree: Mapping[str, Any]) -> None:
 Structure = frozenset[tuple[str, tuple[int, ...]]]
 """The paths of a state's arrays with their shapes, and of the parameters of its optimizers."""
 
-_NAMES = "parameter_names"
-"""See `cerebro.torch.parameter_order`."""
-
-_VARYING = ("gradients", "lightning", "metrics")
-"""The parts of a model's state that every batch may change, as if they were numbers."""
+_NAMES = "parameter_names"  # see `cerebro.torch.parameter_order`
+_VARYING = ("gradients", "lightning", "metrics")  # parts of a state that a batch may change
 
 
 def describe_structure(state: Any) -> Structure:

@@ -8,6 +8,7 @@ of libraries are left out: they have states for what matters.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import queue
 import random
 import sys
@@ -20,24 +21,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cerebro.machine.imports import PACKAGE, is_library
+from cerebro.machine.imports import PACKAGE, find_whole_module, is_library
 from cerebro.model import Part
-from cerebro.worker.held_arrays import CONTAINERS, copy_value, digest, is_array
 
 MAX_DEPTH = 8
-MAX_ENTRIES = 64
-"""A longer list or dict is data, such as a vocabulary."""
-MAX_OBJECTS = 20_000
-"""The most objects that are searched in a model."""
-
+MAX_ENTRIES = 64  # a longer list or dict is data, such as a vocabulary
+MAX_OBJECTS = 20_000  # the most objects that are searched in a model
+CONTAINERS = (dict, list, tuple, deque, set, frozenset)
+ARRAYS_DEPTH = 4
+MAX_HELD = 128  # of a longer container, only the first and last entries are looked at
+MAX_BYTES = 1 << 16  # only some of the bytes of a larger array are looked at
 _NUMBERS = (int, float, np.number, np.bool_)  # a bool is an int
 _LEAVES = (str, bytes, complex, type, types.ModuleType, np.ndarray, types.NoneType, *_NUMBERS)
 _CONTAINERS = (dict, list, tuple, deque, OrderedDict, defaultdict)
 _WRAPPERS = (UserDict, UserList, types.SimpleNamespace)
 """Classes of Python whose objects keep what users put into their attributes."""
 _PARTS = ("_parameters", "_buffers", "_modules")
-_MODE = "training"
-"""The mode of PyTorch's modules, which is set before each use."""
+_MODE = "training"  # the mode of PyTorch's modules, which is set before each use
 _SKIPPED = ("cerebro.", "torch._dynamo", "numpy.random")
 """The modules of objects that are not searched, unless they are the model itself."""
 
@@ -49,8 +49,7 @@ class _Slots(NamedTuple):
 
 
 class _Place(NamedTuple):
-    holder: Any
-    """A dict, such as an object's attributes, a list, a cell of a closure, or `_Slots`."""
+    holder: Any  # a dict, such as an object's attributes, a list, a cell of a closure, or `_Slots`
     key: Any
 
     def read(self) -> Any:
@@ -72,63 +71,54 @@ class _Place(NamedTuple):
 class OwnNumbers:
     """The numbers and arrays of the user's objects in a model, by path.
 
-    `built` has the numbers when this object was made. An attribute with arrays, or with a container
-    of arrays, has one path.
+    An attribute with arrays, or with a container of arrays, has one path, in `arrays`. Each path
+    has a mark: the number itself, or a digest of the arrays. `built` has the marks when this object
+    was made.
     """
 
     def __init__(self, model: Any) -> None:
+        self.arrays: set[str] = set()
         self._places: dict[str, _Place] = {}
         self._generators: dict[str, Any] = {}
-        self._arrays: dict[str, _Place] = {}
-        seen: dict[int, Any] = {}
         try:
-            self._collect(model, "model", _is_users(type(model)), MAX_DEPTH, seen)
+            self._collect(model, "model", _is_users(type(model)), MAX_DEPTH, {})
         except Exception:  # an object may fail to give its attributes
             self._places.clear()
-            self._arrays.clear()
-        self.built = self.read_numbers()
-        self._digests = self.digest_arrays()
+        self.built = self.read_marks()
 
-    def read_numbers(self) -> dict[str, Any]:
-        """Return the present numbers; those whose place is gone are left out."""
-        numbers = {}
+    def read_marks(self) -> dict[str, Any]:
+        """Return the present marks; a path is left out if its place, or what was there, is gone."""
+        marks = {}
         for path, place in self._places.items():
-            try:
-                value = place.read()
-            except (LookupError, ValueError):
-                continue
-            if isinstance(value, _NUMBERS):
-                numbers[path] = value
-        return numbers
+            with contextlib.suppress(Exception):
+                mark = self.mark(path, place.read())
+                if mark is not None:
+                    marks[path] = mark
+        return marks
+
+    def mark(self, path: str, value: Any) -> Any:
+        """Return the mark of a value at a path; None if it is neither a number nor has arrays."""
+        if path in self.arrays:
+            return digest(value)
+        return value if isinstance(value, _NUMBERS) else None
 
     def find_changed(self) -> dict[str, Any]:
-        now = self.read_numbers()
+        """Return the values whose marks are not those of the model as it was built."""
         return {
-            path: value for path, value in now.items() if not are_equal(value, self.built[path])
+            path: self._places[path].read()
+            for path, mark in self.read_marks().items()
+            if not are_equal(mark, self.built.get(path))
         }
 
-    def digest_arrays(self) -> dict[str, Any]:
-        """Return an approximate digest of each array attribute; None if there is no array."""
-        return {path: _digest_of(place) for path, place in self._arrays.items()}
-
-    def find_changed_arrays(self) -> dict[str, Any]:
-        return {
-            path: self._arrays[path].read()
-            for path, now in self.digest_arrays().items()
-            if now is not None and now != self._digests[path]
-        }
-
-    def write(self, numbers: Mapping[str, Any]) -> None:
+    def write(self, values: Mapping[str, Any]) -> None:
         """Set numbers, or copies of attributes with arrays, by path."""
-        for path, value in numbers.items():
-            if path in self._arrays:
-                self._arrays[path].write(copy_value(value))
-            else:
-                self._places[path].write(value)
+        for path, value in values.items():
+            self._places[path].write(copy_value(value))
 
     def read_with_generators(self) -> dict[str, Any]:
         """Return the present numbers, and the states of random generators as bytes."""
-        values = self.read_numbers()
+        marks = self.read_marks()
+        values = {path: mark for path, mark in marks.items() if path not in self.arrays}
         for path, generator in self._generators.items():
             with contextlib.suppress(Exception):
                 values[path] = _state_of(generator)
@@ -140,28 +130,32 @@ class OwnNumbers:
         if depth == 0 or id(value) in seen or len(seen) >= MAX_OBJECTS:
             return
         seen[id(value)] = value
-        for part, place in _places_of(value):
+        for part, place in places_of(value):
             try:
                 child = place.read()
             except ValueError:  # the cell is still empty
                 continue
             in_container = type(value) in _CONTAINERS
             if is_users and not in_container and _may_hold_arrays(child):
-                self._arrays[path + part] = place
+                self._places[path + part] = place
+                self.arrays.add(path + part)
             if isinstance(child, queue.Queue):
-                self._arrays[f"{path}{part}.queue"] = _Place(vars(child), "queue")
+                self._places[f"{path}{part}.queue"] = _Place(vars(child), "queue")
+                self.arrays.add(f"{path}{part}.queue")
             elif isinstance(child, _NUMBERS):
                 if is_users and place.key != _MODE:
                     self._places[path + part] = place
             elif is_users and _is_generator(child):
                 self._generators[path + part] = child
-            elif not isinstance(child, _LEAVES) and not _is_skipped(child):
+            elif not isinstance(child, _LEAVES):
+                if str(type(child).__module__).startswith(_SKIPPED):
+                    continue
                 of_owner = type(child) in (*_CONTAINERS, *_WRAPPERS)
                 users = is_users if of_owner else _is_users(_find_owner(child))
                 self._collect(child, path + part, users, depth - 1, seen)
 
 
-def _places_of(value: Any) -> Iterator[tuple[str, _Place]]:
+def places_of(value: Any) -> Iterator[tuple[str, _Place]]:
     """Yield the parts of an object, each with its path and the place where it is kept."""
     if type(value) in _CONTAINERS:
         entries = value.items() if isinstance(value, dict) else enumerate(value)
@@ -223,21 +217,10 @@ def _may_hold_arrays(value: Any) -> bool:
     return value is None or isinstance(value, CONTAINERS) or is_array(value)
 
 
-def _digest_of(place: _Place) -> Any:
-    try:
-        return digest(place.read())
-    except Exception:  # the place is gone, or an array cannot be read
-        return None
-
-
 def _find_owner(value: Any) -> Any:
     """Return the object that names the module in which an object's code was written."""
     function = getattr(value, "__func__", value)
     return function if isinstance(function, types.FunctionType) else type(value)
-
-
-def _is_skipped(value: Any) -> bool:
-    return str(type(value).__module__).startswith(_SKIPPED)
 
 
 def _is_users(owner: Any) -> bool:
@@ -275,3 +258,102 @@ def _state_of(generator: Any) -> bytes:
 
 def are_equal(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right or (left != left and right != right))
+
+
+# --- arrays --------------------------------------------------------------------
+
+
+def is_array(value: Any) -> bool:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return True
+    try:  # an object may have any attribute, such as Lightning's DummyLogger, or fail to tell
+        is_shaped = isinstance(getattr(value, "shape", None), tuple)
+        return is_shaped and hasattr(value, "dtype") and hasattr(value, "__dlpack__")
+    except Exception:
+        return False
+
+
+def has_objects(value: Any) -> bool:
+    """Return whether an array has references to objects, whose bytes are addresses."""
+    return isinstance(value, (np.ndarray, np.generic)) and value.dtype.hasobject
+
+
+def _may_be_lost(value: Any) -> bool:
+    """Return whether a value is an array that may be lost; parameters are in the state."""
+    torch = find_whole_module("torch")
+    if torch is not None and isinstance(value, torch.nn.Parameter):
+        return False
+    return is_array(value) and not has_objects(value)
+
+
+def find_arrays(value: Any, depth: int = ARRAYS_DEPTH) -> Iterator[Any]:
+    """Yield the arrays in a value: itself, or those in a container."""
+    if isinstance(value, CONTAINERS):
+        for child in _list_entries(value) if depth > 0 else ():
+            yield from find_arrays(child, depth - 1)
+    elif _may_be_lost(value):
+        yield value
+
+
+def digest(value: Any, depth: int = ARRAYS_DEPTH) -> Any:
+    """Return an approximate digest of a value's arrays; None if it has no array."""
+    if not isinstance(value, CONTAINERS):
+        if not _may_be_lost(value):
+            return None
+        bytes_hash = hashlib.blake2b(_read_some_bytes(value)).hexdigest()
+        return tuple(value.shape), str(value.dtype), bytes_hash
+    digests = [digest(child, depth - 1) for child in _list_entries(value)] if depth > 0 else []
+    if not any(digests):
+        return None
+    if isinstance(value, (set, frozenset)):
+        digests.sort(key=repr)
+    return (len(value), *digests)
+
+
+def copy_value(value: Any) -> Any:
+    """Return a copy of a value that shares neither arrays nor containers with it."""
+    if isinstance(value, Mapping):
+        changed = {key: copy_value(child) for key, child in value.items()}
+        try:
+            again = value.copy()  # type: ignore[attr-defined]
+            again.update(changed)
+        except Exception:
+            return changed
+        return again
+    if isinstance(value, deque):
+        return type(value)(map(copy_value, value), value.maxlen)
+    if type(value) in (list, tuple, set, frozenset):
+        return type(value)(map(copy_value, value))
+    if is_array(value):
+        return value.detach().clone() if hasattr(value, "detach") else value.copy()
+    return value
+
+
+def is_gathered(value: Any) -> bool:
+    """Return whether a value gathers arrays, unlike a mapping, which may be a cache."""
+    return isinstance(value, CONTAINERS) and not isinstance(value, Mapping)
+
+
+def _list_entries(value: Any) -> list[Any]:
+    entries = list(value.values() if isinstance(value, Mapping) else value)
+    if len(entries) > MAX_HELD:
+        half = MAX_HELD // 2
+        return entries[:half] + entries[-half:]
+    return entries
+
+
+def _read_some_bytes(value: Any) -> bytes:
+    """Return the bytes of an array, or of some of its elements if it is large."""
+    flat = value.detach().reshape(-1) if hasattr(value, "detach") else value.reshape(-1)
+    size = max(1, int(getattr(value, "nbytes", 0)) // max(1, flat.shape[0]))
+    step = -(-flat.shape[0] * size // MAX_BYTES)
+    return as_bytes(flat[:: max(1, step)])
+
+
+def as_bytes(value: Any) -> bytes:
+    if not hasattr(value, "detach"):  # an array of NumPy or JAX
+        return np.asarray(value).tobytes()
+    import torch
+
+    tensor = value.detach().cpu().contiguous().reshape(-1)
+    return bytes((tensor.view(torch.uint8) if len(tensor) else tensor).numpy().tobytes())

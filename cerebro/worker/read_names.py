@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,8 @@ from cerebro.machine.mappings import flatten
 class ReadNames:
     """What one call of ``build`` has read; nested names are joined by dots."""
 
-    unread: tuple[str, ...] = ()
-    """The configuration's names that it has not read."""
-    sought: tuple[str, ...] = ()
-    """The missing names that it has looked for, as in ``config.get("lr", 0.1)``."""
+    unread: tuple[str, ...] = ()  # the configuration's names that it has not read
+    sought: tuple[str, ...] = ()  # missing names, as in ``config.get("lr", 0.1)``
 
 
 def names_of(config: Mapping[str, Any]) -> list[str]:
@@ -43,14 +41,11 @@ class Reads:
         self._given: list[weakref.ref[_Noted]] = []
         self._gave_up = False
 
-    def note_reads(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a configuration as a dict that notes what is read from it."""
-        return self._wrap_nested(config, "")
-
-    def _wrap_nested(self, values: Mapping[str, Any], prefix: str) -> _Noted:
+    def note_reads(self, values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+        """Return a configuration as a dict that notes what is read from it, also nested."""
         noted = dict.__new__(_Noted)
         noted.update(
-            (name, self._wrap_nested(value, f"{prefix}{name}.") if type(value) is dict else value)
+            (name, self.note_reads(value, f"{prefix}{name}.") if type(value) is dict else value)
             for name, value in values.items()
         )
         noted.prefix, noted.reads = prefix, self
@@ -97,6 +92,27 @@ class Reads:
         return ReadNames(unread, tuple(sorted(self._sought)))
 
 
+def _note_key(method: Any) -> Any:
+    """Return a method of dict that first notes the key with which it is called."""
+
+    def note_and_call(self: _Noted, key: Any, *rest: Any) -> Any:
+        self.note(key)
+        return method(self, key, *rest)
+
+    return note_and_call
+
+
+def _note_all(method: Any) -> Any:
+    """Return a method of dict that first notes all keys of the dict."""
+
+    def note_and_call(self: _Noted, *arguments: Any) -> Any:
+        for key in dict.keys(self):
+            self.note(key)
+        return method(self, *arguments)
+
+    return note_and_call
+
+
 class _Noted(dict[str, Any]):
     """A dict that notes what is read from it; its copies and pickles are plain dicts."""
 
@@ -109,86 +125,31 @@ class _Noted(dict[str, Any]):
         """Return a plain dict: ``type(config)(...)`` makes a dict that nobody notes."""
         return dict(*args, **kwargs)
 
-    def _note(self, key: Any) -> None:
+    def note(self, key: Any) -> None:
         self.reads.add(f"{self.prefix}{key}", found=dict.__contains__(self, key))
 
-    def note_all(self) -> None:
-        for key in dict.keys(self):
-            self._note(key)
-
-    def __getitem__(self, key: str) -> Any:
-        self._note(key)
-        return super().__getitem__(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self._note(key)
-        return super().get(key, default)
-
-    def __contains__(self, key: object) -> bool:
-        self._note(key)
-        return super().__contains__(key)
-
-    def pop(self, key: str, *default: Any) -> Any:
-        self._note(key)
-        return super().pop(key, *default)
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        self._note(key)
-        return super().setdefault(key, default)
-
-    def __delitem__(self, key: str) -> None:
-        self._note(key)
-        super().__delitem__(key)
-
-    def popitem(self) -> tuple[str, Any]:
-        self.note_all()
-        return super().popitem()
-
+    __getitem__ = _note_key(dict.__getitem__)
+    get = _note_key(dict.get)
+    __contains__ = _note_key(dict.__contains__)
+    pop = _note_key(dict.pop)
+    setdefault = _note_key(dict.setdefault)
+    __delitem__ = _note_key(dict.__delitem__)
     # Because this class defines `__iter__`, C code such as ``f(**config)`` also calls these
     # methods.
-    def __iter__(self) -> Iterator[str]:
-        self.note_all()
-        return super().__iter__()
-
-    def __reversed__(self) -> Iterator[str]:
-        self.note_all()
-        return super().__reversed__()
-
-    def keys(self) -> Any:
-        self.note_all()
-        return super().keys()
-
-    def values(self) -> Any:
-        self.note_all()
-        return super().values()
-
-    def items(self) -> Any:
-        self.note_all()
-        return super().items()
-
-    def __eq__(self, other: object) -> bool:
-        self.note_all()
-        return super().__eq__(other)
-
+    __iter__ = _note_all(dict.__iter__)
+    __reversed__ = _note_all(dict.__reversed__)
+    keys = _note_all(dict.keys)
+    values = _note_all(dict.values)
+    items = _note_all(dict.items)
+    popitem = _note_all(dict.popitem)
+    copy = __copy__ = _note_all(dict.copy)
+    __eq__ = _note_all(dict.__eq__)
+    __or__ = _note_all(dict.__or__)
+    __ror__ = _note_all(dict.__ror__)
     __hash__ = None
-
-    def copy(self) -> dict[str, Any]:
-        self.note_all()
-        return super().copy()
-
-    def __copy__(self) -> dict[str, Any]:
-        return self.copy()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
         return copy.deepcopy(_make_plain(self), memo)
-
-    def __or__(self, other: Any) -> Any:
-        self.note_all()
-        return super().__or__(other)
-
-    def __ror__(self, other: Any) -> Any:
-        self.note_all()
-        return super().__ror__(other)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return dict, (_make_plain(self),)

@@ -11,7 +11,7 @@ that overlaps others has its own stream and arena, and does not wait for their w
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,7 @@ class StateArena:
         """
         import torch
 
-        away: dict[int, Any] = {}
-        _collect(tree, lambda value: _is_away(torch, value), away)
+        away = _find_leaves(tree, lambda value: _is_away(torch, value))
         if not away:
             return tree
         places = self._make_places(torch, away)
@@ -65,8 +64,7 @@ class StateArena:
         """
         import torch
 
-        here: dict[int, Any] = {}
-        _collect(tree, lambda value: isinstance(value, torch.Tensor), here)
+        here = _find_leaves(tree, lambda value: isinstance(value, torch.Tensor))
         self._wait(torch)  # the previous copy from the arena must be done
         places = self._make_places(torch, here)
         for key, tensor in here.items():
@@ -143,34 +141,42 @@ def _is_away(torch: Any, value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == "cuda"
 
 
-def _collect(value: Any, wanted: Any, into: dict[int, Any]) -> None:
-    """Add the values for which ``wanted(value)`` is true, at any depth, to `into` by id."""
-    if isinstance(value, Mapping):
-        for item in value.values():
-            _collect(item, wanted, into)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _collect(item, wanted, into)
-    elif wanted(value):
-        into[id(value)] = value
+def _find_leaves(tree: Any, is_searched: Callable[[Any], bool]) -> dict[int, Any]:
+    """Return the values for which ``is_searched(value)`` is true, at any depth, by id."""
+    leaves: dict[int, Any] = {}
+
+    def note(value: Any) -> Any:
+        if is_searched(value):
+            leaves[id(value)] = value
+        return value
+
+    _map_leaves(tree, note)
+    return leaves
 
 
-def _replace_tensors(value: Any, places: Mapping[int, Any]) -> Any:
-    """Return nested containers of the same types, with tensors replaced."""
-    if id(value) in places:
-        return places[id(value)]
+def _replace_tensors(tree: Any, places: Mapping[int, Any]) -> Any:
+    def replace(value: Any) -> Any:
+        if id(value) in places:
+            return places[id(value)]
+        return value.copy() if isinstance(value, np.ndarray) else value
+
+    return _map_leaves(tree, replace)
+
+
+def _map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return nested containers of the same types, with ``function(leaf)`` for each leaf."""
     if isinstance(value, Mapping):
-        items = {key: _replace_tensors(item, places) for key, item in value.items()}
+        items = {key: _map_leaves(item, function) for key, item in value.items()}
         return items if type(value) is dict else _make_like(value, items)
     if isinstance(value, (list, tuple)):
-        parts = [_replace_tensors(item, places) for item in value]
-        return parts if type(value) is list else type(value)(parts)
-    return value.copy() if isinstance(value, np.ndarray) else value
+        parts = [_map_leaves(item, function) for item in value]
+        return parts if type(value) is list else _make_like(value, tuple(parts))
+    return function(value)
 
 
-def _make_like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return a mapping of the same type with other values."""
+def _make_like(container: Any, items: Any) -> Any:
+    """Return a container of the same type with other items."""
     try:
-        return type(mapping)(items)  # type: ignore[call-arg]
+        return type(container)(items)
     except TypeError:  # packing will name the allowed types
         return items

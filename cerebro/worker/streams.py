@@ -21,11 +21,7 @@ from cerebro.machine.imports import find_whole_module
 from cerebro.worker.log import flush_output
 from cerebro.worker.trial_warnings import forget_shown
 
-AHEAD = 4
-"""The most batches of a unit whose work may wait on its stream."""
-
-
-# --- waiting -------------------------------------------------------------------
+AHEAD = 4  # the most batches of a unit whose work may wait on its stream
 
 
 def record_event() -> Any:
@@ -64,9 +60,6 @@ class Ahead:
         if self._marks:
             wait_for(self._marks.pop())
             self._marks.clear()
-
-
-# --- a stream --------------------------------------------------------------------
 
 
 class CudaStream:
@@ -109,9 +102,6 @@ def open_stream(device: str) -> CudaStream | None:
     return None
 
 
-# --- what units take in turn -------------------------------------------------------
-
-
 class _Descriptors:
     """Copies of standard output and error, which point to the log of a trial."""
 
@@ -129,10 +119,6 @@ class _Descriptors:
     def __del__(self) -> None:
         for copy in self._copies:
             os.close(copy)
-
-
-def _keep_generators() -> turns.PutBack:
-    return generators.make_restorer("torch" in sys.modules, cuda=False)
 
 
 def _keep_cuda_generator() -> turns.PutBack:
@@ -157,7 +143,7 @@ def _keep_warnings() -> turns.PutBack:
 
 KEPT: tuple[turns.Keep, ...] = (
     _Descriptors,
-    _keep_generators,
+    lambda: generators.make_restorer("torch" in sys.modules, cuda=False),
     _keep_cuda_generator,
     _keep_warnings,
     flags.keep_choices,

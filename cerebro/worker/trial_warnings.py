@@ -22,15 +22,12 @@ from cerebro.machine.imports import module_of
 from cerebro.report.findings import Finding
 from cerebro.worker.messages import Warned
 
-EVENT = "warning"
-"""The kind of the event that records a trial's warning."""
-MAX_TEXTS = 3
-"""The most texts shown per line of code: texts often differ only by a number."""
+EVENT = "warning"  # the kind of the event that records a trial's warning
+MAX_TEXTS = 3  # the most texts shown per line of code: texts often differ only by a number
 MAX_LENGTH = 2000
 
 Place = tuple[str, str, int]
-CarriedFilter = tuple[Any, ...]
-"""An entry of `warnings.filters`, with its category given by name."""
+CarriedFilter = tuple[Any, ...]  # an entry of `warnings.filters`, with its category given by name
 
 
 # --- in a worker ---------------------------------------------------------------
@@ -81,7 +78,8 @@ class Watch:
             file: Any = None,
             line: str | None = None,
         ) -> None:
-            warned = Warned(_names_of(category), str(message)[:MAX_LENGTH], filename, lineno)
+            names = tuple(_name_of(kind) for kind in category.__mro__ if issubclass(kind, Warning))
+            warned = Warned(names, str(message)[:MAX_LENGTH], filename, lineno)
             texts = texts_by_place.setdefault(warned.place, set())
             if warned.text in texts or self._is_ignored(warned):
                 return
@@ -125,10 +123,7 @@ def forget_shown() -> None:
 
 
 def carry_filters() -> tuple[CarriedFilter, ...]:
-    """Return this process's filters in a form that can be sent to workers.
-
-    A category is sent by name, so that a worker imports no library for a filter.
-    """
+    """Return this process's filters for workers; their categories are names, not classes."""
     filters: Sequence[Any] = warnings.filters
     return tuple(
         (*entry[:2], _name_of(category), *entry[3:])
@@ -148,11 +143,6 @@ def _find_category(name: str) -> type[Warning] | None:
 
 def _name_of(category: type) -> str:
     return f"{module_of(category)}:{category.__qualname__}"
-
-
-def _names_of(category: type) -> tuple[str, ...]:
-    """Return the names of a category and its base categories, the category itself first."""
-    return tuple(_name_of(kind) for kind in category.__mro__ if issubclass(kind, Warning))
 
 
 # --- in the user's process -----------------------------------------------------

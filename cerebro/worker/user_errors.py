@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.data import Dataset
+from cerebro.data.given_rows import was_given
 from cerebro.errors import InputError, one_line, text_of
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.imports import find_raising_line
 from cerebro.run.records import class_name
 
-MOST_CHANNELS = 4
-"""The most channels of a picture: a larger dimension is its height or width."""
-
-LEAST_PIXELS = 8
-"""The least height and width of rows of bytes that are taken for gray pictures."""
+MOST_CHANNELS = 4  # the most channels of a picture: a larger dimension is its height or width
+LEAST_PIXELS = 8  # the least height and width of rows of bytes that are taken for gray pictures
 
 _TORCH_TYPES = {
     "double": "float64",
@@ -47,6 +45,21 @@ def describe_divergence(
         return f"the training loss became {mean} in epoch {epoch}"
     batch, value = first
     return f"the training loss became {value} in epoch {epoch}, batch {start + batch}"
+
+
+def describe_cause(
+    error: BaseException, config: Mapping[str, Any], train: Dataset, device: str
+) -> str:
+    """Describe an error in the user's code, with a hint if there is one."""
+    columns, given = train.columns, was_given(train)
+    hints = (
+        explain_missing_name(error, config, columns),
+        explain_misplaced(error, device),
+        explain_unlike_types(error, columns, given=given),
+        explain_channels_last(error, columns, given=given),
+        explain_memory_shortage(error, device),
+    )
+    return describe(error) + ("".join(hints) or explain_known_mistake(error, given=given))
 
 
 def describe(error: BaseException) -> str:
@@ -218,10 +231,7 @@ for how to convert the column to it.
 
 
 def explain_known_mistake(error: BaseException, *, given: bool = False) -> str:
-    """Return the fix for a known mistake whose PyTorch message names none.
-
-    `given` is as in `explain_unlike_types`.
-    """
+    """Return the fix for a known mistake whose PyTorch message names none."""
     if not isinstance(error, (RuntimeError, ValueError, IndexError)):
         return ""
     text = text_of(error)

@@ -101,7 +101,7 @@ def train(context, folder):
             done = runner.run(task)
             assert isinstance(done, UnitDone), done.traceback or done.message
             assert done.loaded or position == 0  # the other trial's model was in between
-            found.append((done.packed_hash, done.sums, done.rows, done.metrics, done.not_exact))
+            found.append((done.state.hash, done.total, done.metrics, done.steps.not_exact))
     runner.close()
     return found
 
@@ -158,8 +158,8 @@ def test_the_check_of_a_first_configuration_finds_nothing(context, host_as_gpu):
     runner = UnitRunner(replace(context, device="cuda:0"), worker=0)
     found = jobs.check(runner, CheckTask({"lr": 0.01}))
     assert (found.problems, found.error) == ((), None)
-    assert {"accuracy", "val_loss", "train_share"} <= set(found.metrics)
-    assert found.state_bytes > 0
+    assert {"accuracy", "val_loss", "train_share"} <= set(found.model.metrics)
+    assert found.model.state_bytes > 0
     assert found.environment["device"] == "cuda"
 
 
@@ -195,7 +195,7 @@ def test_the_check_reports_unexplained_nondeterminism(
     found = jobs.check(UnitRunner(the_context, worker=0), CheckTask({"lr": 0.01}))
     assert found.error is None
     assert (found.problems == ()) is fine
-    assert "val_loss" in found.metrics
+    assert "val_loss" in found.model.metrics
 
 
 def test_a_unit_reports_nondeterministic_operations(context, tmp_path, host_as_gpu):

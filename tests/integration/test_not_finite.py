@@ -155,7 +155,7 @@ def test_a_failed_data_scan_leaves_the_loss_error(tmp_path, monkeypatch, error):
             model.train_batch = lambda batch: {"loss": float("inf")}
         return model
 
-    monkeypatch.setattr("cerebro.worker.runner.find_not_finite", failing)
+    monkeypatch.setattr("cerebro.worker.loaders.find_not_finite", failing)
     result = cerebro.search(build_wrong, {"bad": [True, False], "n": [0, 1]}, rows(), epochs=1,
                             searcher="grid", run=tmp_path / "a", validation=0.2, workers=0,
                             batch_size=32, progress=False)  # fmt: skip

@@ -136,7 +136,7 @@ def test_a_queued_unit_follows_without_a_command(executor):
 def test_queued_units_give_the_same_states_as_submitted_ones(executor, context):
     executor.submit(0, unit(0))
     executor.queue(0, unit(1, after=0))
-    queued = [event.packed_hash for event in events_of(executor, 2)]
+    queued = [event.state.hash for event in events_of(executor, 2)]
     executor.close(kill=True)
     for file in Path(context.state_dir).iterdir():
         file.unlink()
@@ -144,7 +144,7 @@ def test_queued_units_give_the_same_states_as_submitted_ones(executor, context):
     for position in range(2):
         executor.submit(1, unit(position))
         (event,) = events_of(executor, 1)
-        assert event.packed_hash == queued[position]
+        assert event.state.hash == queued[position]
 
 
 def test_a_unit_behind_one_that_fails_is_dropped(executor):

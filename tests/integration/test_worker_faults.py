@@ -28,7 +28,7 @@ import pytest
 import cerebro
 from cerebro.errors import InputError, RunError, WorkerError
 from cerebro.executors.local import LocalExecutor
-from cerebro.executors.process import WorkerProcess, warm_workers
+from cerebro.executors.process import WorkerKind, WorkerProcess, warm_workers
 from cerebro.run.recipe import import_file
 
 SILENCE = 2.0
@@ -207,9 +207,9 @@ def test_a_worker_that_dies_around_its_commit_changes_nothing(data, calm, tmp_pa
                 if self.trial == 1 and self.epoch == 1 and self.batches > 4 and once():
                     if {when == "before"}:
                         os._exit(1)
-                    from cerebro.worker import runner as worker
+                    from cerebro.worker import models
                     # What a unit does last.
-                    worker.UnitRunner._drop_least_used = lambda self, current: os._exit(1)
+                    models.LiveModels.drop_least_used = lambda self, current: os._exit(1)
                 return super().state_dict()
 
         def build(config, info):
@@ -229,8 +229,8 @@ def test_successive_deaths_after_commits_change_nothing(data, calm, tmp_path):
                 return
             struck.append(True)
             if once("first") or once("second"):
-                from cerebro.worker import runner as worker
-                worker.UnitRunner._drop_least_used = lambda self, current: os._exit(1)
+                from cerebro.worker import models
+                models.LiveModels.drop_least_used = lambda self, current: os._exit(1)
             elif once("third"):
                 os.kill(os.getpid(), signal.SIGKILL)
         """
@@ -314,7 +314,7 @@ def test_a_slow_first_build_does_not_count_toward_unit_timeout(data, calm, tmp_p
 
 
 def test_a_first_configuration_that_times_out_ends_the_run(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("cerebro.executors.local.CHECK_SECONDS", 0.25)
+    monkeypatch.setattr("cerebro.executors.watch.CHECK_SECONDS", 0.25)
     extra = """
         class Slow(Model):
             def train_batch(self, batch):
@@ -454,7 +454,7 @@ def test_spawning_a_worker_without_free_descriptors_leaks_nothing():
                 filled.append(os.open(os.devnull, os.O_RDONLY))
         for _ in range(20):
             try:
-                worker = WorkerProcess.spawn(1)
+                worker = WorkerProcess.spawn(WorkerKind(1))
             except WorkerError as error:
                 assert "Too many open files" in str(error)
                 failed += 1
@@ -548,8 +548,8 @@ def test_workers_and_their_children_end_with_the_coordinator(
                            progress=False, **module.settings)
         def starts_another():
             # The thread that starts the workers ends long before the process does.
-            from cerebro.executors.process import WorkerProcess, warm_workers
-            warm_workers.give(WorkerProcess.spawn(1, fork=True))
+            from cerebro.executors.process import WorkerKind, WorkerProcess, warm_workers
+            warm_workers.give(WorkerProcess.spawn(WorkerKind(1), fork=True))
         if sys.argv[2] == "True":
             thread = threading.Thread(target=starts_another)
             thread.start()

@@ -1,6 +1,5 @@
 """Find likely mistakes in a model and its data, using a copy of the model that is discarded.
 
-`diagnose.py` is the entry point. `data.py` looks at rows, `training.py` at losses and metrics, and
-`outputs.py` at outputs; none of them depends on a framework. :mod:`cerebro.torch.diagnosis`
-observes the calls of a PyTorch model.
+`diagnose.py` looks at losses, metrics and outputs, `data.py` at rows; neither depends on a
+framework. :mod:`cerebro.torch.diagnosis` observes the calls of a PyTorch model.
 """

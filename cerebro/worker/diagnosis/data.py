@@ -14,19 +14,13 @@ from cerebro.data.rows import Part
 from cerebro.errors import InputError
 from cerebro.report.findings import Finding
 
-MOST_LABELS = 4_000_000
-"""The most labels that the hop check before a search reads."""
+MOST_LABELS = 4_000_000  # the most labels that the hop check before a search reads
 SAMPLED_ROWS = 1_000
-MANY_SAMPLED_ROWS = 20_000
-"""The number of rows that `cerebro.check` looks at."""
-LEAST_ROWS = 50
-"""The fewest rows to compare: with fewer, two columns may be equal by chance."""
-READ_BYTES = 1 << 30
-"""The most bytes, of all columns together, that are searched for values that are not finite."""
-MOST_NAMED = 3
-"""The most columns of such values that are named."""
-SAMPLED_BYTES = 4096
-"""The row size, in bytes, above which fewer rows are sampled."""
+MANY_SAMPLED_ROWS = 20_000  # the number of rows that `cerebro.check` looks at
+LEAST_ROWS = 50  # the fewest rows to compare: with fewer, two columns may be equal by chance
+READ_BYTES = 1 << 30  # of all columns together, searched for values that are not finite
+MOST_NAMED = 3  # the most columns of such values that are named
+SAMPLED_BYTES = 4096  # the row size, in bytes, above which fewer rows are sampled
 
 
 class LabelUse(NamedTuple):

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,37 +22,26 @@ from cerebro.data.dtypes import Array
 from cerebro.machine import dynamo, generators
 from cerebro.model import BaseModel, Words, column_names, get_whole_pass, words_of
 from cerebro.report.findings import Finding
-from cerebro.worker.diagnosis import data, outputs
+from cerebro.worker.diagnosis import data
 from cerebro.worker.diagnosis.data import LabelUse
 from cerebro.worker.evaluate import convert_metrics
 from cerebro.worker.models import LiveModel
 
 LEAST_STEPS = 4
-GROWTH = 1000.0
-"""If the loss on one batch grows by this factor, training has diverged."""
-HUGE = 1e12
-"""If the loss is above this value, training diverged in an earlier batch."""
-LEAST_FALL = 1e-5
-"""A loss has not fallen unless it falls by at least this share of its value."""
-
-SIZES = (1, 2, 4)
-"""How often a few rows are repeated, to see how the loss depends on the number of rows."""
+GROWTH = 1000.0  # if the loss on one batch grows by this factor, training has diverged
+HUGE = 1e12  # if the loss is above this value, training diverged in an earlier batch
+LEAST_FALL = 1e-5  # a loss has not fallen unless it falls by at least this share of its value
+SIZES = (1, 2, 4)  # how often a few rows are repeated, to see how the loss depends on their number
 SIZE_TOLERANCE = 0.01
-SMALL = 1e-6
-"""A loss of less than this says nothing about how it depends on the number of rows."""
+SMALL = 1e-6  # a loss of less than this says nothing about how it depends on the number of rows
+LEAST_OUTPUTS = 4  # the fewest rows whose outputs are compared with each other or with the loss
 
 
 def check_losses(losses: Sequence[float], *, opaque: bool) -> Iterator[Finding]:
-    """Check the losses of training steps on one batch.
-
-    `opaque` says whether the loss may be a share or a count, as in a model of the user's own class.
-    """
-    first = losses[0] if losses else 0.0
-    bad = next((loss for loss in losses if not math.isfinite(loss)), None)
-    if bad is not None:
+    """Check the losses of steps on one batch; an `opaque` loss may be a share or a count."""
+    if len(losses) < LEAST_STEPS or not all(map(math.isfinite, losses)):
         return  # `check_infinite` reports the cause
-    if len(losses) < LEAST_STEPS:
-        return
+    first = losses[0]
     if all(loss == first for loss in losses):
         yield Finding(
             "constant-loss",
@@ -169,10 +158,7 @@ def repeat_rows(batch: Any) -> list[dict[str, Any]]:
 
 
 def check_sizes(losses: Sequence[float]) -> Iterator[Finding]:
-    """Report a loss that is as many times larger as its rows are repeated.
-
-    `losses` are of the same rows in evaluation, repeated as often as in `SIZES`.
-    """
+    """Report a loss that grows with the rows: `losses` are of the same, repeated as in `SIZES`."""
     if len(losses) != len(SIZES) or not abs(losses[0]) > SMALL:
         return
     grown = [loss / losses[0] for loss in losses]
@@ -182,6 +168,98 @@ def check_sizes(losses: Sequence[float]) -> Iterator[Finding]:
             "the loss is a sum over the rows, so it grows with the batch size",
             "divide it by the number of rows",
         )
+
+
+def check_same_outputs(outputs: Any, inputs: list[Array]) -> Iterator[Finding]:
+    """Report if all rows of a batch have the same output although their inputs differ."""
+    if not _is_rows(outputs) or not any(bool((x[1:] != x[:1]).any()) for x in inputs):
+        return
+    if len(outputs) >= LEAST_OUTPUTS and bool(np.all(outputs == outputs[:1])):
+        yield Finding(
+            "same-output",
+            f"all {len(outputs)} rows of a batch have the same output",
+            "look for ReLUs that are always 0, weights that begin at 0, or unused inputs",
+        )
+
+
+def check_majority(outputs: Any, target: Array, share: float) -> Iterator[Finding]:
+    """Report if a classifier predicts the same class for all rows of imbalanced data."""
+    if not _is_rows(outputs) or share < 0.8 or len(np.unique(target)) < 2:
+        return
+    if outputs.ndim == 1 or outputs.shape[1] == 1:
+        return
+    if len(np.unique(outputs.argmax(1))) == 1:
+        yield Finding(
+            "majority-class",
+            f"all rows get the same class, which gives an accuracy of {share:.0%}, the share "
+            "of that class",
+            "rank trials by balanced accuracy, F1 or AUC (epoch_metrics=), or weight the loss",
+            "hint",
+        )
+
+
+def check_loss(outputs: Any, target: Array, loss: float) -> Iterator[Finding]:
+    """Compare the reported loss with the losses that correct and incorrect use would give."""
+    if not _is_rows(outputs) or len(outputs) != len(target) or len(outputs) < LEAST_OUTPUTS:
+        return
+    values, targets = outputs.astype(np.float64), target.astype(np.float64)
+    if values.shape[1:] == (1,) and targets.ndim == 1:
+        yield from _check_broadcast(values, targets, loss)
+        if loss == 0 and target.dtype.kind in "iu":
+            yield Finding(
+                "one-output",
+                "cross entropy over one output is always 0",
+                "give the network an output for each class, or use a binary cross entropy",
+            )
+    if is_cross_entropy(outputs, target, loss):
+        inside = values.min() >= 0 and values.max() <= 1
+        if inside and bool(np.all(np.abs(values.sum(1) - 1) < 1e-3)):
+            yield Finding(
+                "softmax-before-cross-entropy",
+                "the outputs are probabilities, and the loss applies softmax again",
+                "leave softmax out of the network: return logits",
+            )
+
+
+def is_cross_entropy(outputs: Any, target: Array, loss: float) -> bool:
+    """Return whether a loss is the softmax cross entropy of outputs of shape (rows, classes)."""
+    if not _is_rows(outputs) or outputs.ndim != 2 or outputs.shape[1] < 2:
+        return False
+    if target.dtype.kind not in "iu" or target.shape != outputs.shape[:1]:
+        return False
+    valid = (target >= 0) & (target < outputs.shape[1])
+    if not valid.all():
+        return False
+    logits = outputs.astype(np.float64)
+    logits = logits - logits.max(1, keepdims=True)
+    log_sums = np.log(np.exp(logits).sum(1))
+    rows = np.arange(len(logits))
+    entropy = float(np.mean(log_sums - logits[rows, target]))
+    with np.errstate(all="ignore"):
+        likelihood = float(-np.mean(np.log(outputs[rows, target])))  # if they are probabilities
+    return _is_near(entropy, loss) and not _is_near(likelihood, loss)
+
+
+def _check_broadcast(outputs: Array, target: Array, loss: float) -> Iterator[Finding]:
+    spread, right = outputs - target, outputs[:, 0] - target
+    for norm in (np.square, np.abs):
+        wrong, meant = float(norm(spread).mean()), float(norm(right).mean())
+        if _is_near(wrong, loss) and not _is_near(meant, loss):
+            n = len(target)
+            yield Finding(
+                "broadcast",
+                f"shapes ({n},1) and ({n},) are compared, which gives {n} x {n} numbers",
+                "make outputs and targets the same shape: outputs[:, 0], or target[:, None]",
+            )
+            return
+
+
+def _is_rows(outputs: Any) -> bool:
+    return isinstance(outputs, np.ndarray) and outputs.ndim > 0 and outputs.dtype.kind == "f"
+
+
+def _is_near(left: float, right: float) -> bool:
+    return abs(left - right) <= 1e-3 * max(abs(left), abs(right), 1e-6)
 
 
 FEW, FEW_SECONDS = 5, 0.3
@@ -195,21 +273,10 @@ class Columns(NamedTuple):
     target: str | None = None
 
 
-class Patient(Protocol):
-    """A model that has trained on a few batches and may be changed by the diagnosis."""
-
-    live: LiveModel
-
-    def load(self, packed: Any) -> None:
-        """Load a packed state."""
-
-    def batch(self, half: int) -> Any:
-        """Return one of the batches on which the model was trained."""
-
-
 def diagnose(
-    patient: Patient,
-    packed: Any,
+    live: LiveModel,
+    load: Callable[[], None],
+    make_batch: Callable[[], Any],
     train: Dataset,
     validation: Dataset | None,
     *,
@@ -217,10 +284,9 @@ def diagnose(
 ) -> list[Finding]:
     """Return the likely mistakes in a model and its data, the most certain first.
 
-    `packed` is a state of the model after a few batches. `thorough` says whether to look at more
-    rows and to train and evaluate on more batches.
+    `load` loads the model's state after a few batches, and `make_batch` returns one of them.
+    `thorough` says whether to look at more rows and to train and evaluate on more batches.
     """
-    live = patient.live
     with (
         generators.preserve_generators(live.torch),
         warnings.catch_warnings(),
@@ -228,7 +294,8 @@ def diagnose(
     ):
         warnings.simplefilter("ignore")  # warnings of the training itself were noted before
         try:
-            findings = _Diagnosis(patient, packed, train, validation, thorough).findings()
+            diagnosis = _Diagnosis(live, load, make_batch(), train, validation, thorough)
+            findings = diagnosis.findings()
         except Exception:
             return []
     return sorted(dict.fromkeys(findings), key=lambda finding: not finding.matters)
@@ -237,30 +304,31 @@ def diagnose(
 class _Diagnosis:
     def __init__(
         self,
-        patient: Patient,
-        packed: Any,
+        live: LiveModel,
+        load: Callable[[], None],
+        batch: Any,
         train: Dataset,
         validation: Dataset | None,
         thorough: bool,
     ) -> None:
-        self._patient, self._packed = patient, packed
-        self._model = patient.live.model
+        self._live, self._load, self._batch = live, load, batch
+        self._model = live.model
         self._train_data, self._validation = train, validation
         self._thorough = thorough
         self._columns = read_columns(self._model)
         self._found: list[Finding] = []
 
     def findings(self) -> list[Finding]:
-        self._batch = self._patient.batch(0)
         uses: list[LabelUse] = []
-        if self._patient.live.torch:
+        if self._live.torch:
             self._run_check(lambda: self._check_torch(uses))
         self._run_check(self._check_sizes)
         self._run_check(self._check_steps)
         self._run_check(lambda: self._check_outputs(uses))
+        train, validation, thorough = self._train_data, self._validation, self._thorough
         for use in uses:
-            self._run_check(partial(self._check_labels, use))
-        self._run_check(self._check_columns)
+            self._run_check(partial(data.check_labels, use, train, validation, thorough))
+        self._run_check(lambda: data.check_columns(train, validation, *self._columns, thorough))
         return self._found
 
     def _run_check(self, find: Callable[[], Iterable[Finding]]) -> None:
@@ -275,10 +343,8 @@ class _Diagnosis:
         return any(finding.matters for finding in self._found)
 
     def _restore(self) -> None:
-        self._patient.load(self._packed)
-        generators.restore(self._patient.live.generators)
-
-    # --- parts -----------------------------------------------------------------
+        self._load()
+        generators.restore(self._live.generators)
 
     def _check_torch(self, uses: list[LabelUse]) -> Iterable[Finding]:
         from cerebro.torch import diagnosis
@@ -302,7 +368,7 @@ class _Diagnosis:
 
     def _check_sizes(self) -> Iterable[Finding]:
         """Evaluate the same few rows once, twice and four times in one batch."""
-        if not self._patient.live.torch and not self._thorough:
+        if not self._live.torch and not self._thorough:
             return  # JAX would have to compile for each size
         if hasattr(self._model, "estimator"):
             return  # its library computes the loss
@@ -328,7 +394,9 @@ class _Diagnosis:
         yield from check_infinite(losses, missing, at_once)
         if self._is_ill:
             return
-        yield from check_losses(losses, opaque=self._is_opaque())
+        # A loss of another class or library may be an error rate or the like, which need not fall.
+        opaque = not isinstance(self._model, BaseModel) or hasattr(self._model, "estimator")
+        yield from check_losses(losses, opaque=opaque)
         if self._thorough and not self._is_adversarial():
             after = self._evaluate_thoroughly()
             pair = ((before or {}).get("loss"), (after or {}).get("loss"))
@@ -351,29 +419,19 @@ class _Diagnosis:
         columns = [batch.get(name) for name in names.inputs]
         inputs = [column for column in columns if column is not None]
         if is_precise and not self._is_ill and not self._is_warming_up():
-            yield from outputs.check_same_outputs(outputs_of_batch, inputs)
+            yield from check_same_outputs(outputs_of_batch, inputs)
         target = batch.get(names.target or "")
         if not self._thorough or target is None or outputs_of_batch is None:
             return
         metrics = self._evaluate_thoroughly() or {}
         if framework != "torch":
             loss = metrics.get("loss", float("nan"))
-            yield from outputs.check_loss(outputs_of_batch, target, loss)
-            if outputs.is_cross_entropy(outputs_of_batch, target, loss):
+            yield from check_loss(outputs_of_batch, target, loss)
+            if is_cross_entropy(outputs_of_batch, target, loss):
                 uses.append(LabelUse(str(names.target), outputs_of_batch.shape[1]))
         if metrics.keys() == {"loss", "accuracy"}:
             share = data.measure_majority_share(self._train_data, str(names.target))
-            yield from outputs.check_majority(outputs_of_batch, target, share)
-
-    def _check_labels(self, use: LabelUse) -> Iterable[Finding]:
-        return data.check_labels(use, self._train_data, self._validation, self._thorough)
-
-    def _check_columns(self) -> Iterable[Finding]:
-        return data.check_columns(
-            self._train_data, self._validation, *self._columns, self._thorough
-        )
-
-    # --- the model at work -------------------------------------------------------
+            yield from check_majority(outputs_of_batch, target, share)
 
     def _train_steps(self) -> list[float]:
         count, seconds = (MANY, MANY_SECONDS) if self._thorough else (FEW, FEW_SECONDS)
@@ -405,9 +463,8 @@ class _Diagnosis:
 
     def _evaluate(self, batch: Any) -> dict[str, float] | None:
         """Return the evaluation metrics of a batch; None if it cannot be evaluated."""
-        live = self._patient.live
         try:
-            with generators.preserve_generators(live.torch, seed=0):
+            with generators.preserve_generators(self._live.torch, seed=0):
                 evaluate = get_whole_pass(self._model)
                 if evaluate is not None:
                     return convert_metrics(evaluate([copy_batch(batch)]))
@@ -415,13 +472,6 @@ class _Diagnosis:
                 return {k: float(v[0] if isinstance(v, tuple) else v) for k, v in values.items()}
         except Exception:  # such as an AUC over a single class
             return None
-
-    def _is_opaque(self) -> bool:
-        """Return whether the loss may be an error rate or the like, which need not fall.
-
-        Such a loss is possible in a model of the user's own class or with an estimator.
-        """
-        return not isinstance(self._model, BaseModel) or hasattr(self._model, "estimator")
 
     def _is_warming_up(self) -> bool:
         """Return whether a per-batch schedule may keep the first learning rates small."""

@@ -9,7 +9,7 @@ import pytest
 from cerebro.cluster.messages import StateIn
 from cerebro.cluster.states import StateGone
 from cerebro.cluster.supervisor import Supervisor, TrialFiles, _writes_like_its_owner
-from cerebro.worker.messages import Task, UnitDone, UnitFailed
+from cerebro.worker.messages import CommittedState, Task, UnitDone, UnitFailed, UnitSums
 
 
 class Process:
@@ -29,7 +29,8 @@ class Process:
     def wait(self, wake):
         if self.succeeds:
             done = [self.tasks[-1], *self.passed]
-            return [UnitDone(0, task, 1, 1, {}, 0.0, 0.0, False, 0) for task in done]
+            nothing, state = UnitSums(1, 1, {}), CommittedState(0)
+            return [UnitDone(0, task, nothing, 0.0, 0.0, False, state) for task in done]
         return [UnitFailed(0, self.tasks[-1], "error", "it fails")]
 
 

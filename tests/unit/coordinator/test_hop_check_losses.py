@@ -10,7 +10,7 @@ import pytest
 from cerebro.coordinator.hop_check import check_hop, require_build
 from cerebro.errors import InputError, WorkerError
 from cerebro.run.records import TrialRecord
-from cerebro.worker.messages import CheckDone, CheckTask, WorkerJoined, WorkerLost
+from cerebro.worker.messages import CheckDone, CheckTask, ModelFacts, WorkerJoined, WorkerLost
 
 pytestmark = pytest.mark.filterwarnings("ignore:a worker process is missing")
 
@@ -81,7 +81,9 @@ def test_a_check_that_fails_after_the_model_has_trained_is_reported(state_bytes,
         def wait(self, timeout: float | None) -> list[Any]:
             (done,) = super().wait(timeout)
             error = None if done.worker else "KeyError: 'z'"
-            return [CheckDone(done.worker, (), error=error, state_bytes=state_bytes)]
+            return [
+                CheckDone(done.worker, (), error=error, model=ModelFacts(state_bytes=state_bytes))
+            ]
 
     context: Any = SimpleNamespace(check_files=lambda: None)
     executor: Any = Failing(set(), [0, 1, 2])

@@ -19,7 +19,13 @@ import pytest
 
 from cerebro.errors import InputError
 from cerebro.executors.forked import Child, forks_workers
-from cerebro.executors.process import WorkerProcess, describe_exit, fork_servers, warm_workers
+from cerebro.executors.process import (
+    WorkerKind,
+    WorkerProcess,
+    describe_exit,
+    fork_servers,
+    warm_workers,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks workers")
 
@@ -71,7 +77,7 @@ def no_servers():
 
 @contextlib.contextmanager
 def spawned(*, fork=True, wait=True):
-    worker = WorkerProcess.spawn(1, fork=fork, wait=wait)
+    worker = WorkerProcess.spawn(WorkerKind(1), fork=fork, wait=wait)
     try:
         yield worker
     finally:
@@ -144,7 +150,7 @@ def test_a_forked_worker_uses_the_coordinators_current_stdout(tmp_path, capfd):
 
 
 def test_the_exit_status_of_a_forked_worker_is_known():
-    worker = WorkerProcess.spawn(1, fork=True)
+    worker = WorkerProcess.spawn(WorkerKind(1), fork=True)
     assert isinstance(worker.process, Child) and worker.process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         worker.process.wait(0.01)
@@ -243,7 +249,7 @@ def test_the_cerebro_fork_variable_turns_forking_off(monkeypatch):
         assert isinstance(worker.process, subprocess.Popen)
     monkeypatch.setenv("CEREBRO_FORK", "no")
     with pytest.raises(InputError, match="the variable CEREBRO_FORK is 'no': set it to 0 or 1"):
-        WorkerProcess.spawn(1, fork=True)
+        WorkerProcess.spawn(WorkerKind(1), fork=True)
 
 
 # --- servers that fail -------------------------------------------------------
@@ -269,7 +275,9 @@ def test_a_server_that_fails_is_replaced_and_its_workers_stay(tmp_path, number):
 
 def test_workers_survive_the_end_of_the_thread_that_started_the_server(tmp_path):
     workers = []
-    thread = threading.Thread(target=lambda: workers.append(WorkerProcess.spawn(1, fork=True)))
+    thread = threading.Thread(
+        target=lambda: workers.append(WorkerProcess.spawn(WorkerKind(1), fork=True))
+    )
     thread.start()
     thread.join()
     server = the_server()
@@ -306,8 +314,8 @@ def test_the_server_ends_with_its_last_worker():
 def test_servers_and_their_workers_end_with_the_coordinator(tmp_path, stopped):
     code = """
         import os, sys, time
-        from cerebro.executors.process import WorkerProcess, fork_servers
-        workers = [WorkerProcess.spawn(1, fork=True) for _ in range(2)]
+        from cerebro.executors.process import WorkerKind, WorkerProcess, fork_servers
+        workers = [WorkerProcess.spawn(WorkerKind(1), fork=True) for _ in range(2)]
         while any(worker.beat.beats == 0 for worker in workers):
             time.sleep(0.01)
         print(*fork_servers.processes(), *(w.process.pid for w in workers), flush=True)
@@ -343,7 +351,7 @@ def test_workers_of_an_interrupted_fork_end(monkeypatch):
 
     monkeypatch.setattr("cerebro.executors.forked.receive", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        WorkerProcess.spawn(1, fork=True)
+        WorkerProcess.spawn(WorkerKind(1), fork=True)
     assert fork_servers.processes() == []
     # It is killed, unless it has ended before because its connection was closed.
     assert server.process.returncode in (0, -signal.SIGKILL)

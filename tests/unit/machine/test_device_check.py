@@ -14,11 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 
-import cerebro._worker as _worker
 from cerebro.data import depots
 from cerebro.errors import InputError
 from cerebro.machine import cuda, device_check
 from cerebro.worker import runner as worker
+from cerebro.worker.clock import IMPORT_SECONDS, BeatClock, TaskClock
 
 
 @pytest.fixture
@@ -201,13 +201,13 @@ class Beat:
 
 def test_the_first_gpu_check_does_not_count_as_unit_time(monkeypatch):
     beat = Beat()
-    clock = _worker.BeatClock(beat)
+    clock = BeatClock(beat)
     runner = SimpleNamespace(_clock=clock, _tried=False)
     monkeypatch.setattr(depots, "find_problem", lambda name: beat.graces.append(name) or "")
     clock.begin()
     clock.note_built()
     worker.UnitRunner._try_device(runner, "cuda:0")
-    assert beat.graces == [_worker.IMPORT_SECONDS, 0.0, worker.TRY_SECONDS, "cuda:0", 0.0]
+    assert beat.graces == [IMPORT_SECONDS, 0.0, worker.TRY_SECONDS, "cuda:0", 0.0]
     assert runner._tried
 
 
@@ -215,7 +215,7 @@ def test_a_gpu_without_memory_is_tried_again(monkeypatch):
     def short(name):
         raise MemoryError
 
-    runner = SimpleNamespace(_clock=None, _tried=False)
+    runner = SimpleNamespace(_clock=TaskClock(), _tried=False)
     monkeypatch.setattr(depots, "find_problem", short)
     with contextlib.nullcontext():
         worker.UnitRunner._try_device(runner, "cuda:0")

@@ -136,7 +136,8 @@ def test_the_error_for_a_missing_module_names_its_extra(
     (tmp_path / "pictures").mkdir()
     code = (
         f"import sys; sys.modules[{module!r}] = None\n"
-        "import cerebro, cerebro.cli.demo, cerebro.cluster.engines.ray.connection, cerebro.cluster.keys\n"
+        "import cerebro, cerebro.cli.demo, cerebro.cluster.keys\n"
+        "import cerebro.cluster.engines.ray.connection\n"
         "import cerebro.report.plots, cerebro.integrations.optuna.terms\n"
         "import cerebro.searchers.quasi_random\n"
         f"try: {call}\n"

@@ -25,7 +25,7 @@ from torch import nn
 
 import cerebro
 from cerebro.machine import generators
-from cerebro.worker.recorded_unit import RecordedStepDiffers, replay_recorded_steps
+from cerebro.worker.evaluate import RecordedStepDiffers, replay_recorded_steps
 
 UNITS, BATCHES = 2, 9
 

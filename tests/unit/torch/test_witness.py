@@ -15,7 +15,7 @@ from cerebro.torch.witness import (  # noqa: E402
     find_difference,
     is_reviewed,
 )
-from cerebro.worker.recorded_unit import RecordedStepDiffers, replay_recorded_steps  # noqa: E402
+from cerebro.worker.evaluate import RecordedStepDiffers, replay_recorded_steps  # noqa: E402
 
 
 class Net(torch.nn.Module):

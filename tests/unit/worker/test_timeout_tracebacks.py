@@ -8,9 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cerebro import _worker
-from cerebro.machine.turns import Turns
-from cerebro.worker import log
+from cerebro.worker import clock
 
 
 class Task:
@@ -38,14 +36,14 @@ def timer(monkeypatch, tmp_path):
         dump_traceback_later=set_timer,
         cancel_dump_traceback_later=lambda: setattr(Timer, "to", None),
     )
-    monkeypatch.setattr(log, "faulthandler", faulthandler)
-    monkeypatch.setattr(log, "time", SimpleNamespace(monotonic=lambda: Timer.now))
+    monkeypatch.setattr(clock, "faulthandler", faulthandler)
+    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: Timer.now))
     return Timer
 
 
-def tasks_of(*tasks: Task) -> log.LateTasks:
+def tasks_of(*tasks: Task) -> clock.LateTasks:
     """Return what looks at tasks, without a thread that does it often."""
-    found = log.LateTasks()
+    found = clock.LateTasks()
     found._tasks += tasks
     return found
 
@@ -115,26 +113,25 @@ class Page:
 
 def test_the_clock_of_a_unit_stops_while_it_waits_for_its_turn(monkeypatch, tmp_path):
     page = Page()
-    monkeypatch.setattr(_worker, "time", SimpleNamespace(monotonic=lambda: page.now))
-    process = _worker.Process(Turns(()))
-    monkeypatch.setattr(process.late, "watch", lambda clock: None)
-    clock = _worker.BeatClock(page, process)  # type: ignore[arg-type]
-    clock.limit = 3.0
-    assert clock.seconds_left is None  # it has no task
-    clock.begin(tmp_path / "0.log")
-    clock.note_built()
-    before = clock.identity
+    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: page.now))
+    late = SimpleNamespace(watch=lambda task: None)
+    beat = clock.BeatClock(page, late)
+    beat.limit = 3.0
+    assert beat.seconds_left is None  # it has no task
+    beat.begin(tmp_path / "0.log")
+    beat.note_built()
+    before = beat.identity
     page.now += 1.0
-    assert clock.seconds_left == pytest.approx(2.0)
-    clock.wait_for_turn(True)
+    assert beat.seconds_left == pytest.approx(2.0)
+    beat.wait_for_turn(True)
     page.now += 50.0
-    assert clock.seconds_left is None
+    assert beat.seconds_left is None
     assert page.task_seconds is not None and page.task_seconds < -1e5
-    clock.wait_for_turn(False)
-    assert clock.seconds_left == pytest.approx(2.0)
+    beat.wait_for_turn(False)
+    assert beat.seconds_left == pytest.approx(2.0)
     page.now += 3.0
-    assert clock.seconds_left == pytest.approx(-1.0)
-    clock.end()
-    assert clock.seconds_left is None  # although the page still shows the task
-    clock.begin()
-    assert clock.identity != before and clock.seconds_left == pytest.approx(3.0)
+    assert beat.seconds_left == pytest.approx(-1.0)
+    beat.end()
+    assert beat.seconds_left is None  # although the page still shows the task
+    beat.begin()
+    assert beat.identity != before and beat.seconds_left == pytest.approx(3.0)

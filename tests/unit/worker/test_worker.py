@@ -16,7 +16,6 @@ import cerebro
 import cerebro._core as _core
 from cerebro.machine import turns
 from cerebro.worker import jobs, models
-from cerebro.worker import runner as worker_runner
 from cerebro.worker.hop_check import is_array, walk
 from cerebro.worker.messages import CheckDone, CheckTask, RunContext, Task, UnitDone
 from cerebro.worker.pickled import pickle_event
@@ -92,7 +91,7 @@ def done(runner: UnitRunner, a_task: Task) -> UnitDone:
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_a_unit_whose_worker_died_before_answering_runs_again(context, lost):
     straight = UnitRunner(context, worker=0)
-    expected = [done(straight, task(position, position)).state_hash for position in range(3)][-1]
+    expected = [done(straight, task(position, position)).state.hash for position in range(3)][-1]
     straight.close()
     for file in Path(context.state_dir).iterdir():
         file.unlink()
@@ -102,7 +101,7 @@ def test_a_unit_whose_worker_died_before_answering_runs_again(context, lost):
         done(dies, task(position, position))
     # The answer to the last one never arrived: another worker is given the same unit.
     other = UnitRunner(context, worker=1)
-    hashes = [done(other, task(position, position + 1)).state_hash for position in range(lost, 3)]
+    hashes = [done(other, task(position, position + 1)).state.hash for position in range(lost, 3)]
     assert hashes[-1] == expected
 
 
@@ -130,7 +129,7 @@ def test_a_build_that_fails_does_not_move_the_generators_of_another_trial(contex
         runner = UnitRunner(replace(context, build=build_drawing), worker=0, own_process=True)
         found = []
         for position in range(3):
-            found.append(done(runner, task(position, position)).packed_hash)
+            found.append(done(runner, task(position, position)).state.hash)
             if between:
                 assert runner.run(task(0, position, trial=1)).kind == "error"
         runner.close()
@@ -152,11 +151,11 @@ def test_models_and_slots_of_trials_that_have_ended_are_released(context):
     runner = UnitRunner(context, worker=0)
     done(runner, task(0, 0, trial=0))
     done(runner, task(0, 0, trial=1))
-    assert set(runner._live) == {0, 1}
+    assert set(runner.models) == {0, 1}
     if Path("/proc/self/maps").exists():
         assert "0.slots" in mapped(context.state_dir)
     event = done(runner, task(0, 0, trial=2, ended=(0, 7)))
-    assert set(runner._live) == {1, 2}
+    assert set(runner.models) == {1, 2}
     if Path("/proc/self/maps").exists():
         assert {name.split(".")[0] for name in mapped(context.state_dir)} == {"1", "2"}
     assert event.dropped == ()  # the coordinator knows that it has ended
@@ -170,7 +169,7 @@ def test_every_unit_seals_its_state_and_the_epochs_hash_is_its_seal(context):
         found = slots.sealed()
         assert found is not None and found[:2] == (position + 1, position)
         slots.close()
-    assert event.state_hash == _core.hash_state(found[2])
+    assert event.state.hash == _core.hash_state(found[2])
     runner.close()
 
 
@@ -242,19 +241,19 @@ def test_large_models_that_were_dropped_are_freed(context, monkeypatch, no_colle
 
 @pytest.mark.parametrize(("device", "most"), [("cpu", 2), ("cuda:0", 4)])
 def test_more_models_stay_on_a_gpu_if_memory_allows(context, monkeypatch, device, most):
-    monkeypatch.setattr(worker_runner, "MAX_LIVE_MODELS", 2)
-    monkeypatch.setattr(worker_runner, "MAX_LIVE_MODELS_ON_GPU", 4)
+    monkeypatch.setattr(models, "MAX_LIVE_MODELS", 2)
+    monkeypatch.setattr(models, "MAX_LIVE_MODELS_ON_GPU", 4)
     context = replace(context, device=device, live_models=None, live_bytes=10**9)
     runner = UnitRunner(context, worker=0)
     for trial in range(6):
         done(runner, task(0, 0, trial=trial))
-    assert list(runner._live) == list(range(6 - most, 6))
+    assert list(runner.models) == list(range(6 - most, 6))
     runner.close()
     monkeypatch.setattr(Mean, "held_bytes", 10**9, raising=False)
     runner = UnitRunner(context, worker=0)
     for trial in range(2):
         done(runner, task(0, 0, trial=trial))
-    assert list(runner._live) == [1]
+    assert list(runner.models) == [1]
     runner.close()
 
 
@@ -277,9 +276,9 @@ def test_models_that_are_alive_make_room_for_a_unit(context, monkeypatch, error)
     done = runner.run(task(0, 0, trial=1))
     assert isinstance(done, UnitDone), done.message
     assert ShortOfMemory.shown == 1
-    assert done.dropped == (0,) and list(runner._live) == [1]
+    assert done.dropped == (0,) and list(runner.models) == [1]
     alone = UnitRunner(replace(context, build=lambda config: Mean()), worker=0)
-    assert alone.run(task(0, 1, trial=1)).packed_hash == done.packed_hash
+    assert alone.run(task(0, 1, trial=1)).state.hash == done.state.hash
     after = runner.run(task(1, 1, trial=0))  # from its slot
     assert isinstance(after, UnitDone) and after.loaded
 
@@ -302,7 +301,7 @@ def test_models_of_the_other_workers_of_a_process_make_room(context, monkeypatch
     done = second.run(task(0, 0, trial=1))
     assert isinstance(done, UnitDone), done.message
     assert (ShortOfMemory.shown, done.dropped) == (1, ())
-    assert list(first._live) == [] and list(second._live) == [1]
+    assert list(first.models) == [] and list(second.models) == [1]
     again = first.run(task(1, 1, trial=0))  # from its slot; the other model is missing
     assert isinstance(again, UnitDone) and again.loaded and again.dropped == (2,)
     more = first.run(task(1, 1, trial=2))
@@ -332,15 +331,15 @@ def test_a_trial_is_strict_until_an_operation_has_no_deterministic_version(conte
     context = replace(context, build=lambda config, info: (Putting, Mean)[info.trial]())
     runner = UnitRunner(replace(context, device="cuda:0"), worker=0)
     first = done(runner, task(0, 0))
-    assert first.not_exact == ("put_",)
+    assert first.steps.not_exact == ("put_",)
     assert Putting.warn_only[:2] == [False, False]  # and then all of the unit once more
     assert Putting.warn_only[2:] == [True] * first.batches
     alone = UnitRunner(context, worker=0)
-    assert first.packed_hash == done(alone, task(0, 1)).packed_hash
+    assert first.state.hash == done(alone, task(0, 1)).state.hash
     del Putting.warn_only[:]
     done(runner, task(1, 1))
     assert Putting.warn_only and all(Putting.warn_only)
-    assert done(runner, task(0, 0, trial=1)).not_exact == ()
+    assert done(runner, task(0, 0, trial=1)).steps.not_exact == ()
     assert not torch.are_deterministic_algorithms_enabled()
     runner.close(), alone.close()
 
@@ -355,7 +354,7 @@ def test_a_model_is_freed_before_it_is_rebuilt(context):
             return super().train_batch(batch)
 
     runner = UnitRunner(replace(context, build=lambda config: Once(), device="cuda:0"), worker=0)
-    assert done(runner, task(0, 0)).not_exact == ("put_",)
+    assert done(runner, task(0, 0)).steps.not_exact == ("put_",)
     assert set(present) == {1}
     runner.close()
     del present[:]
@@ -414,7 +413,7 @@ def test_a_wrapped_nondeterminism_error_is_recognized(context):
                 raise ValueError("in a step") from error
 
     runner = UnitRunner(replace(context, build=lambda config: Wrapped(), device="cuda:0"), worker=0)
-    assert done(runner, task(0, 0)).not_exact == ("put_",)
+    assert done(runner, task(0, 0)).steps.not_exact == ("put_",)
     runner.close()
 
 
@@ -517,7 +516,7 @@ def test_models_with_frozen_bases_that_do_not_fit_are_dropped(context, tmp_path)
     runner = UnitRunner(context, worker=0)
     for trial in range(4):
         done(runner, task(0, 0, trial=trial))
-    assert list(runner._live) == [2, 3]
+    assert list(runner.models) == [2, 3]
     runner.close()
 
 

@@ -13,7 +13,7 @@ import pytest
 from diagnosed import diagnosed
 
 import cerebro
-from cerebro.worker.diagnosis import outputs
+from cerebro.worker.diagnosis.diagnose import check_same_outputs
 
 torch = pytest.importorskip("torch")
 F, nn = torch.nn.functional, torch.nn
@@ -748,10 +748,10 @@ def test_wide_rows_are_compared_without_copies():
     rows[3, -1] = 1.0
     tracemalloc.start()
     try:
-        found = list(outputs.check_same_outputs(np.zeros((4, 2), np.float32), [rows]))
+        found = list(check_same_outputs(np.zeros((4, 2), np.float32), [rows]))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert [finding.code for finding in found] == ["same-output"]
     assert peak < 2 * rows.nbytes
-    assert not list(outputs.check_same_outputs(np.zeros((4, 2), np.float32), [rows[:3]]))
+    assert not list(check_same_outputs(np.zeros((4, 2), np.float32), [rows[:3]]))
