@@ -88,7 +88,7 @@ class Executor(ConnectionExecutor):
         if self._connection.status != "running":
             raise InputError(f"the Dask client is {self._connection.status}: give a connected one")
         share = self._find_gpu_share(context)
-        return LongTasks(self._connection, self.workers, context.threads, share)
+        return LongTasks(self._connection, self.workers, context.exactness.threads, share)
 
     def _choose_addresses(self) -> tuple[str, int, str]:
         way, _, rest = self._connection.scheduler.address.partition("://")

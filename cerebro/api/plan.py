@@ -21,10 +21,9 @@ from cerebro.api.settings import devices_of, resolve_mode
 from cerebro.api.workers import idle_advice, worker_count
 from cerebro.arguments import check_real_number, check_whole_number
 from cerebro.coordinator.schedule import evaluation_cost, make_schedule
-from cerebro.coordinator.search_loop import LoopSettings
 from cerebro.coordinator.simulated_trials import SimulatedSearch
 from cerebro.data.given_rows import is_rows, write_given_rows
-from cerebro.data.order import EpochOrder, Shuffle, make_order, resolve_shuffle
+from cerebro.data.order import EpochOrder, Shuffle, resolve_shuffle
 from cerebro.data.validation import Validation, make_validation
 from cerebro.errors import shorten_tracebacks
 from cerebro.executors.local import are_together
@@ -32,6 +31,8 @@ from cerebro.executors.seats import SeatedShards, count_kept_bytes, place_pools
 from cerebro.executors.simulated import SimulatedRun, Simulation
 from cerebro.machine.devices import CPU, are_gpus, assign_devices, memory_of
 from cerebro.report.format import duration, size
+from cerebro.run.records import Ranking
+from cerebro.run.settings import MAX_SEED, Batches, Exactness, Limits, SearchSettings, Strategy
 from cerebro.searchers import make_searcher
 from cerebro.searchers.base import Searcher
 from cerebro.space import as_space
@@ -175,30 +176,36 @@ threads, seed, shuffle, stagger, live_models, devices, workers_per_device
     arguments = dict(locals())
     if is_rows(data) or is_rows(validation):
         with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as rows:
-            arguments["data"], arguments["validation"] = write_given_rows(
-                data, validation, Path(rows)
-            )
-            return plan(**arguments)
+            data, validation = write_given_rows(data, validation, Path(rows))
+            return plan(**arguments | {"data": data, "validation": validation})
     views = make_validation(data, validation)
-    train, _ = views.get_views(0)
     the_threads = check_whole_number("threads", threads, 1)
     the_devices = devices_of(devices, workers_per_device, None)
     count = max(1, worker_count(workers, the_threads, the_devices, workers_per_device))
     rows_per_second = check_real_number("rows_per_second", rows_per_second, above=0, optional=True)
     the_searcher = make_searcher(searcher)
-    settings = LoopSettings(
-        metric=metric,
-        mode=resolve_mode(metric, mode),
-        epochs=check_whole_number("epochs", epochs, 1) or 1,
-        n_trials=check_whole_number("n_trials", n_trials, 1, optional=True),
-        searcher_name=type(the_searcher).__name__,
-        width=check_whole_number("width", 8 if width is None else width, 1) or 8,
-        stagger=stagger,
+    settings = SearchSettings(
+        ranking=Ranking(metric, resolve_mode(metric, mode), "best"),
+        strategy=Strategy(
+            searcher_name=type(the_searcher).__name__,
+            width=check_whole_number("width", 8 if width is None else width, 1),
+            points=tuple(points),
+        ),
+        limits=Limits(
+            epochs=check_whole_number("epochs", epochs, 1),
+            n_trials=check_whole_number("n_trials", n_trials, 1, optional=True),
+            live_models=live_models,
+        ),
+        batches=Batches(
+            shuffle=resolve_shuffle(shuffle, views.train, stagger=stagger), stagger=stagger
+        ),
+        exactness=Exactness(
+            seed=check_whole_number("seed", seed, 0, MAX_SEED), threads=the_threads
+        ),
     )
-    the_seed = check_whole_number("seed", seed, 0, 2**64 - 1) or 0
-    kind = resolve_shuffle(shuffle, views.train, stagger=stagger)
-    order = make_order(train, kind, the_seed, stagger=stagger)
-    search = SimulatedSearch(the_searcher, as_space(space), settings, seed=the_seed, points=points)
+    train, _ = views.get_views(0)
+    order = settings.batches.make_order(train, settings.exactness.seed)
+    search = SimulatedSearch(the_searcher, as_space(space), settings)
     speed = rows_per_second or train.num_rows
     memory = _Memory.measure(views, order, the_devices, count)
     run = _PlannedRun(search, views, order, 1.0 / speed, live_models, memory.places)

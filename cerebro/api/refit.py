@@ -6,6 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, Literal
 
 from cerebro.api.search import search
@@ -14,19 +15,11 @@ from cerebro.errors import InputError, shorten_tracebacks
 from cerebro.machine.guard import refuse
 from cerebro.results.result import Result, open_run
 from cerebro.results.trial import Trial
+from cerebro.run.settings import Batches, Exactness
 from cerebro.searchers.metrics import known_mode
 from cerebro.space import choice
 
-_KEPT = (
-    "batch_size",
-    "eval_batch_size",
-    "drop_last",
-    "threads",
-    "seed",
-    "shuffle",
-    "stagger",
-    "deterministic",
-)
+_KEPT = [field.name for group in (Batches, Exactness) for field in fields(group)]
 """The settings of a run that affect a trial."""
 
 

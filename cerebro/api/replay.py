@@ -35,6 +35,7 @@ from cerebro.worker.messages import (
     CheckTask,
     Event,
     RunContext,
+    RunFolders,
     Task,
     UnitDone,
     WorkerLost,
@@ -182,9 +183,7 @@ def replay(
             train=train,
             folds=result.saved.folds_of(train),
             validation=result.saved.view("validation", data),
-            state_dir=folder,
-            epoch_dir=folder,
-            log_dir=folder,
+            folders=RunFolders(folder, folder, folder),
             verify=False,
             device=name_in_worker(devices),
         )
@@ -312,7 +311,9 @@ class Retraining:
     ) -> None:
         self._context = context
         self._retries = retries
-        self._executor = LocalExecutor(1, context.threads, fresh=True, seats=seats, fork=False)
+        self._executor = LocalExecutor(
+            1, context.exactness.threads, fresh=True, seats=seats, fork=False
+        )
         (self._worker,) = self._executor.start(context)
         self._dispatches = 0
         self._parent: CloneOf | None = None  # the final state of the last trial trained
@@ -347,7 +348,7 @@ class Retraining:
                 hashes.append(event.state_hash)
         if self._problem is None:
             file = epoch_state_file(record.number, record.first_epoch + epochs - 1)
-            self._parent = CloneOf(str(Path(self._context.epoch_dir, file)), hashes[-1])
+            self._parent = CloneOf(str(Path(self._context.folders.states, file)), hashes[-1])
         replayed = [
             ReplayedEpoch(recorded.epoch, recorded.state_hash, state_hash)
             for recorded, state_hash in zip(record.epochs, hashes, strict=False)
@@ -381,7 +382,7 @@ class Retraining:
             part=parts[step],
             attempt=0,
             position=position,
-            epochs=record.info_epochs(position, context.epochs),
+            epochs=record.info_epochs(position, context.limits.epochs),
             dispatch=self._dispatches,
             keep_state=False,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +40,8 @@ from cerebro.results.saved_run import SavedRun
 from cerebro.run.folder import sweep_states
 from cerebro.run.mirror import download
 from cerebro.run.owner import Owner
-from cerebro.run.settings import Settings, Training
+from cerebro.run.records import Ranking
+from cerebro.run.settings import Batches, Exactness, Limits, Settings, Strategy, read_group
 from cerebro.run.store import FILE, Store, check_whole_store, decode, encode, unused_folder
 from cerebro.searchers import make_searcher, set_up
 from cerebro.searchers.base import Searcher
@@ -177,13 +177,10 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
         saved.refresh()
         refuse_changes(saved, settings)
         before = saved.settings
-        further = settings.epochs if settings.epochs != before["epochs"] else None
+        epochs, n_trials = settings.limits.epochs, settings.limits.n_trials
+        further = epochs if epochs != before["epochs"] else None
         request = ResumeRequest(further, trials_each=saved.trials_each)
-        more = searcher.wants_more(
-            saved.meta.get("searcher") or {},
-            before["n_trials"],
-            settings.n_trials,
-        )
+        more = searcher.wants_more(saved.meta.get("searcher") or {}, before["n_trials"], n_trials)
         if is_over(saved, request) and not more:
             clean_up(saved)
             return Result(settings.folder, build=settings.build)
@@ -235,7 +232,7 @@ def apply_epochs(settings: Settings, request: ResumeRequest) -> Settings:
     """Return the settings, with the new number of epochs if it applies to all trials."""
     if request.epochs is None or request.trials is not None:
         return settings
-    return replace(settings, epochs=request.epochs)
+    return replace(settings, limits=replace(settings.limits, epochs=request.epochs))
 
 
 # --- training further --------------------------------------------------------
@@ -258,7 +255,7 @@ def train_rest(
     the_searcher = searcher_of(saved, settings, request, searcher, more=more)
     if more:
         ask_again(saved)
-    now = environment.describe(settings.threads, settings.devices[0])
+    now = environment.describe(settings.exactness.threads, settings.devices[0])
     if not trains_here(settings):  # workers get the run's seed
         now["variables"].pop(environment.HASH_SEED, None)
     if are_gpus(settings.devices):  # as in workers; CUDA does not start in this process
@@ -298,8 +295,9 @@ def searcher_of(
     if over and more and extends and description["adaptive"]:
         raise InputError(
             f"the searcher of {saved.path} decides how long each trial trains, so more epochs and "
-            f"more trials need two calls: first one with epochs={settings.epochs} and as many "
-            "trials as before, then one with more trials"
+            "more trials need two calls: first one with "
+            f"epochs={settings.limits.epochs} and as many trials as before, then one with more "
+            "trials"
         )
     over = over and not more
     if apart and description["adaptive"] and not over:
@@ -310,18 +308,19 @@ def searcher_of(
     if over or request.trials is not None:
         return NoSearcher()
     the_searcher = searcher or make_again(description)
-    if the_searcher is None or settings.space_json is None:
-        if not description["adaptive"] and settings.n_trials == len(saved.configurations):
+    strategy = settings.strategy
+    if the_searcher is None or strategy.space_json is None:
+        if not description["adaptive"] and settings.limits.n_trials == len(saved.configurations):
             return NoSearcher()
         raise InputError(
-            f"the searcher {settings.searcher_name} of {saved.path} cannot be made again from its "
+            f"the searcher {strategy.searcher_name} of {saved.path} cannot be made again from its "
             f"record: run the original script again, with {format_same_call(saved)}"
         )
     the_searcher = make_searcher(the_searcher)
-    set_up(the_searcher, Space.from_json(settings.space_json), settings)
+    set_up(the_searcher, Space.from_json(strategy.space_json), settings)
     if "searcher" in saved.meta:
         the_searcher.load_state_dict(saved.meta["searcher"])
-        catch_up(saved, the_searcher, settings.ranking, settings.stop)
+        catch_up(saved, the_searcher, settings.ranking, strategy.stop)
     return the_searcher
 
 
@@ -358,35 +357,47 @@ def settings_of(
     """
     meta = saved.meta
     record = meta["settings"]
-    names = [field.name for field in dataclasses.fields(Settings)]
-    values = {name: record[name] for name in names if name in record}
-    stop = record["stop"]
-    values |= {
-        "build": saved.find_build(build),
-        "train": open_moved_view(saved, "data", data),
-        "validation": open_moved_view(saved, "validation", validation, data),
-        "folds": None,
-        "stop": None if stop is None else EarlyStopping(**stop),
-        "workers": worker_count(workers if workers is not None else record["workers"], 1),
-        "devices": choose_resume_devices(read_devices(record)),
-        "folder": saved.path,
-        "state_dir": saved.state_dir,
-        "callbacks": check_callbacks(callbacks),
-        "progress": progress,
-        "executor": None,
-        "points": tuple(meta["points"]),
-        "space_json": meta["space"],
-        "searcher_class": meta["searcher_class"],
-    }
-    values["folds"] = saved.folds_of(values["train"])
-    if values["workers"] == 0:
-        values["unit_timeout"] = None  # no process can be killed
+    the_build = saved.find_build(build)
+    train: Any = open_moved_view(saved, "data", data)
     try:
-        return Settings(**Training.from_record(record) | values)
+        stop = None if record["stop"] is None else EarlyStopping(**record["stop"])
+        groups: dict[str, Any] = {
+            "ranking": read_group(Ranking, record),
+            "strategy": read_group(
+                Strategy,
+                record,
+                stop=stop,
+                points=tuple(meta["points"]),
+                space_json=meta["space"],
+                searcher_class=meta["searcher_class"],
+            ),
+            "batches": read_group(Batches, record),
+            "exactness": read_group(Exactness, record),
+            "keep": record["keep"],
+        }
+        limits, before = read_group(Limits, record), record["workers"]
     except (KeyError, TypeError) as error:
         raise CorruptDataError(
             f"{saved.path}: some of its settings are not recorded: {error}"
         ) from None
+    count = worker_count(before if workers is None else workers, 1)
+    if count == 0:
+        limits = replace(limits, unit_timeout=None)  # no process can be killed
+    return Settings(
+        **groups,
+        limits=limits,
+        build=the_build,
+        train=train,
+        validation=open_moved_view(saved, "validation", validation, data),
+        folds=saved.folds_of(train),
+        workers=count,
+        devices=choose_resume_devices(read_devices(record)),
+        executor=None,
+        folder=saved.path,
+        state_dir=saved.state_dir,
+        callbacks=check_callbacks(callbacks),
+        progress=progress,
+    )
 
 
 def open_moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
@@ -454,12 +465,13 @@ def _find_differences(saved: SavedRun, settings: Settings) -> Any:
         if _as_number(now[name]) < _as_number(recorded[name]):
             yield f"{name} was {recorded[name]!r}, is {now[name]!r} (it can only be increased)"
     for name, before, value in (
-        ("points", saved.meta["points"], list(settings.points)),
-        ("space", saved.meta["space"], settings.space_json),
+        ("points", saved.meta["points"], list(settings.strategy.points)),
+        ("space", saved.meta["space"], settings.strategy.space_json),
     ):
         if before != round_trip(value):
             yield f"{name} has changed"
-    yield from _compare_searchers(saved.meta["searcher_class"], round_trip(settings.searcher_class))
+    now_class = round_trip(settings.strategy.searcher_class)
+    yield from _compare_searchers(saved.meta["searcher_class"], now_class)
     views = {"data": settings.train, "validation": settings.validation}
     for name, view in views.items():
         if (None if view is None else view.checksum) != saved.meta[f"{name}_checksum"]:

@@ -70,14 +70,22 @@ from cerebro.run.folder import (
     slots_folder,
 )
 from cerebro.run.recipe import check_build
-from cerebro.run.settings import MAX_SEED, MAX_THREADS, Settings
+from cerebro.run.records import Ranking
+from cerebro.run.settings import (
+    MAX_SEED,
+    MAX_THREADS,
+    Batches,
+    Exactness,
+    Limits,
+    Settings,
+    Strategy,
+)
 from cerebro.run.store import FILE
 from cerebro.searchers import make_searcher, set_up
 from cerebro.searchers.base import DONE, Searcher, suggestion_problem
 from cerebro.searchers.stopping import EarlyStopping
 from cerebro.space import Space, as_space
-from cerebro.worker.messages import CheckDone, CheckTask
-from cerebro.worker.models import batch_size_of
+from cerebro.worker.messages import CheckDone, CheckTask, RunFolders
 
 P = ParamSpec("P")
 
@@ -359,7 +367,6 @@ def search(
     if before is not None and by_itself and are_gpus(the_devices):
         # The devices on which the run started.
         the_devices = choose_resume_devices(read_devices(before))
-    rows = check_whole_number("eval_batch_size", eval_batch_size, 1, optional=True)
     counted = the_devices if executor is None else (CPU,)  # an executor counts its own workers
     the_workers = worker_count(workers, the_threads, counted, workers_per_device)
     settings = Settings(
@@ -367,45 +374,48 @@ def search(
         train=train,
         validation=held_out,
         folds=folds,
-        epochs=check_whole_number("epochs", epochs, 1),
-        n_trials=check_whole_number("n_trials", n_trials, 1, optional=True),
-        metric=metric,
-        mode=resolve_mode(metric, mode),
-        select=select,
-        batch_size=check_whole_number("batch_size", batch_size, 1, optional=True),
-        eval_batch_size=rows or eval_rows(train),
-        drop_last=bool(drop_last),
-        shuffle=resolve_shuffle(shuffle, train, stagger=bool(stagger)),
-        stop=check_stop(stop),
-        width=check_whole_number("width", 8 if width is None else width, 1),
-        workers=the_workers,
-        threads=the_threads,
-        seed=check_whole_number("seed", seed, 0, MAX_SEED),
-        folder=folder,
-        keep=keep,
-        max_retries=check_whole_number("max_retries", max_retries, 0),
-        unit_timeout=seconds_per_unit(
-            check_real_number("unit_timeout", unit_timeout, above=0, optional=True),
-            the_workers,
-            executor,
+        ranking=Ranking(metric, resolve_mode(metric, mode), select),
+        strategy=Strategy(
+            searcher_name=searcher if isinstance(searcher, str) else type(searcher).__name__,
+            width=check_whole_number("width", 8 if width is None else width, 1),
+            asynchronous=bool(asynchronous),
+            stop=check_stop(stop),
+            space=repr(space),
+            points=check_points(points),
+            space_json=the_space.to_json(),
+            searcher_class=describe(the_searcher),
         ),
-        time_limit=check_real_number("time_limit", time_limit, above=0, optional=True),
-        stagger=bool(stagger),
-        asynchronous=bool(asynchronous),
-        live_models=check_whole_number("live_models", live_models, 1, optional=True),
-        deterministic=deterministic,
+        limits=Limits(
+            epochs=check_whole_number("epochs", epochs, 1),
+            n_trials=check_whole_number("n_trials", n_trials, 1, optional=True),
+            max_retries=check_whole_number("max_retries", max_retries, 0),
+            unit_timeout=seconds_per_unit(unit_timeout, the_workers, executor),
+            time_limit=check_real_number("time_limit", time_limit, above=0, optional=True),
+            live_models=check_whole_number("live_models", live_models, 1, optional=True),
+        ),
+        batches=Batches(
+            batch_size=check_whole_number("batch_size", batch_size, 1, optional=True),
+            eval_batch_size=check_whole_number("eval_batch_size", eval_batch_size, 1, optional=True)
+            or eval_rows(train),
+            drop_last=bool(drop_last),
+            shuffle=resolve_shuffle(shuffle, train, stagger=bool(stagger)),
+            stagger=bool(stagger),
+        ),
+        exactness=Exactness(
+            seed=check_whole_number("seed", seed, 0, MAX_SEED),
+            threads=the_threads,
+            deterministic=deterministic,
+        ),
+        workers=the_workers,
+        devices=the_devices,
+        executor=check_executor(executor),
+        folder=folder,
         state_dir=slots_folder(folder, state_dir, goes_on=goes_on),
+        keep=keep,
         callbacks=check_callbacks(callbacks),
         progress=progress,
-        executor=check_executor(executor),
-        devices=the_devices,
-        searcher_name=searcher if isinstance(searcher, str) else type(searcher).__name__,
-        space=repr(space),
-        space_json=the_space.to_json(),
-        searcher_class=describe(the_searcher),
-        points=check_points(points),
     )
-    if settings.shuffle == "shards":
+    if settings.batches.shuffle == "shards":
         check_shards(train)
         for fold in range(0 if folds is None else len(folds)):
             make_validation(train, folds).get_views(fold)[0]._weight_sums(across=False)
@@ -428,20 +438,19 @@ def _start_early(settings: Settings) -> None:
     """Let workers on the CPUs of this machine start while the search is prepared."""
     if settings.executor is None and settings.devices == (CPU,):
         loaded = [name for name in ("torch",) if name in sys.modules]
-        warm_workers.start_early(settings.threads, [None] * settings.workers, loaded)
+        warm_workers.start_early(settings.exactness.threads, [None] * settings.workers, loaded)
 
 
 def _idle_advice(settings: Settings, searcher: Searcher) -> str | None:
     """Return advice on idle workers; None if all are busy or the number of trials is unknown."""
-    at_once = settings.n_trials
+    at_once = settings.limits.n_trials
     if at_once is not None and searcher.adaptive:
-        at_once = min(at_once, settings.width)
-    folds = None if settings.folds is None else len(settings.folds)
+        at_once = min(at_once, settings.strategy.width)
     return idle_advice(
-        None if at_once is None else at_once * (folds or 1),
+        None if at_once is None else at_once * settings.trials_each,
         settings.workers,
-        settings.threads,
-        folds=folds,
+        settings.exactness.threads,
+        folds=None if settings.folds is None else len(settings.folds),
         devices=settings.devices,
         elsewhere=settings.executor is not None,
     )
@@ -458,14 +467,14 @@ def run_search(
     set_up(the_searcher, space, settings)
     first = the_searcher.suggest()
     if first is None or first is DONE:
-        raise InputError(f"the searcher {settings.searcher_name} suggests no trial")
+        raise InputError(f"the searcher {settings.strategy.searcher_name} suggests no trial")
     problem = suggestion_problem(first)
     if problem is None and (first.trial, first.parent) != (None, None):
         problem = f"begins with {first!r}: there is no trial yet to resume or clone"
     if problem is not None:
-        raise InputError(f"the searcher {settings.searcher_name} {problem}")
+        raise InputError(f"the searcher {settings.strategy.searcher_name} {problem}")
     config = make_recordable(first.config)[0]  # a value that cannot be stored fails only its trial
-    batch_size_of(config, settings.batch_size)  # a wrong one in a later trial fails only that trial
+    settings.batches.size_of(config)  # a wrong one in a later trial fails only that trial
     if not settings.validates:
         warnings.warn(
             "no validation data: trials are ranked by training metrics (give validation=)",
@@ -494,10 +503,10 @@ def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:
     """
     if not are_gpus(settings.devices) or settings.workers == 0:
         return False
-    executor = LocalExecutor(1, settings.threads, seats=assign_devices(settings.devices, 1))
+    seats = assign_devices(settings.devices, 1)
+    executor = LocalExecutor(1, settings.exactness.threads, seats=seats)
     with tempfile.TemporaryDirectory(prefix="cerebro-check-") as folder:
-        context = replace(
-            make_run_context(settings), state_dir=folder, epoch_dir=folder, log_dir=folder
-        )
+        folders = RunFolders(folder, folder, folder)
+        context = replace(make_run_context(settings), folders=folders)
         event = ask_worker(executor, context, CheckTask(config, build_only=True))
     return isinstance(event, CheckDone) and event.cpu_only

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from cerebro.arguments import KERAS_CALLBACKS
+from cerebro.arguments import KERAS_CALLBACKS, check_real_number
 from cerebro.data import Dataset
 from cerebro.errors import InputError, one_line
 from cerebro.machine.devices import ALL, CPU, are_gpus, choose_devices, name_devices
@@ -113,14 +113,15 @@ def _devices_of_executor(
     return theirs
 
 
-def seconds_per_unit(unit_timeout: float | None, workers: int, executor: Any) -> float | None:
+def seconds_per_unit(unit_timeout: Any, workers: int, executor: Any) -> float | None:
     """Return `unit_timeout`; raise InputError if no worker process can be killed on a timeout."""
-    if unit_timeout is not None and workers == 0 and executor is None:
+    seconds = check_real_number("unit_timeout", unit_timeout, above=0, optional=True)
+    if seconds is not None and workers == 0 and executor is None:
         raise InputError(
             "unit_timeout kills the worker process of a unit that takes too long, but workers=0 "
             "trains in this process: give workers=1 or more, or leave it out"
         )
-    return unit_timeout
+    return seconds
 
 
 def eval_rows(data: Dataset) -> int | None:

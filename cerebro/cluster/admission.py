@@ -54,11 +54,11 @@ class Hiring:
 
         Raises InputError if an agent does not start.
         """
-        with make_run_token(Path(self._context.epoch_dir)) as token:
+        with make_run_token(Path(self._context.folders.states)) as token:
             asked = [
                 agent.call(
                     "report",
-                    self._context.threads,
+                    self._context.exactness.threads,
                     token,
                     supply.list_data_paths(node),
                     is_gpu(self._context.device),
@@ -89,7 +89,7 @@ class Hiring:
 
         Raises InputError, which names the node, the difference and the fix.
         """
-        here = _normalize_environment(environment.describe(self._context.threads))
+        here = _normalize_environment(environment.describe(self._context.exactness.threads))
         notes = self._check_gpus(reports)
         for name, report in {r.name: r for r in reports}.items():
             refused, noted = find_differences(here, _normalize_environment(report.environment))

@@ -337,7 +337,7 @@ class ClusterExecutor(ABC):
     # --- starting ----------------------------------------------------------
 
     def _start(self) -> None:
-        remove_old_tokens(Path(self._context.epoch_dir))
+        remove_old_tokens(Path(self._context.folders.states))
         # A node that joins while nodes are chosen is not known, so that it is greeted later.
         nodes = {node.id: node for node in self._cluster.nodes()}
         hosts = self._cluster.choose_nodes(self.workers)
@@ -398,7 +398,7 @@ class ClusterExecutor(ABC):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        left_out = {"build", "train", "validation", "folds", "live_bytes", "loader_threads"}
+        left_out = {"build", "train", "validation", "folds", "share"}
         names = [f.name for f in fields(RunContext) if f.name not in left_out]
         return {name: getattr(self._context, name) for name in names}
 
@@ -603,7 +603,7 @@ class ClusterExecutor(ABC):
 
     def _keep_state(self, trial: int, held: HeldState, file: str) -> None:
         self._keeping[trial] = held.position
-        path = Path(self._context.epoch_dir, unpublished_name(file, held.state_hash))
+        path = Path(self._context.folders.states, unpublished_name(file, held.state_hash))
         job = self._porters.submit(self._cluster.fetch_to_file, held, self._gone, path)
         job.add_done_callback(
             lambda done: self._mailbox.put(partial(self._finish_keeping, trial, held, done))
@@ -627,7 +627,7 @@ class ClusterExecutor(ABC):
     def _collect_shard(self, remote: RemoteWorker, call: Call, event: ShardMade) -> None:
         """Fetch the files of a shard; the worker counts as busy until they arrive."""
         worker, serial, shard = remote.number, call.serial, event.task.shard
-        folder = Path(self._context.state_dir, f"{ARRIVING}{serial}")
+        folder = Path(self._context.folders.slots, f"{ARRIVING}{serial}")
         event = replace(event, worker=worker, node=remote.name, folder=str(folder))
         job = self._porters.submit(fetch_shard, remote.agent, shard, event.files, folder)
         job.add_done_callback(
@@ -664,7 +664,8 @@ class ClusterExecutor(ABC):
 
     def _write_log(self, trial: int, text: bytes) -> None:
         try:
-            with os.fdopen(open_plain(log_path(self._context.log_dir, trial), APPEND), "ab") as log:
+            path = log_path(self._context.folders.logs, trial)
+            with os.fdopen(open_plain(path, APPEND), "ab") as log:
                 log.write(text)
         except OSError as error:
             self._trouble = error
@@ -875,8 +876,8 @@ class ClusterExecutor(ABC):
             if self._shares_run and not all(report.shares_run for report in reports):
                 raise InputError(
                     f"node {reports[0].name} cannot write to the run's folder as the other nodes "
-                    f"do ({Path(self._context.epoch_dir).parent}): mount it there, writable, and "
-                    "start the worker there as the script's user"
+                    f"do ({Path(self._context.folders.states).parent}): mount it there, writable, "
+                    "and start the worker there as the script's user"
                 )
             self._the_supply.check_reads(reports[0])
             before = list(self._remotes.values())

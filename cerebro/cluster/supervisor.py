@@ -58,6 +58,7 @@ from cerebro.worker.messages import (
     Task,
     UnitDone,
     UnitFailed,
+    WorkerShare,
 )
 
 MAX_LOG_BYTES = 1 << 20
@@ -179,16 +180,19 @@ class Supervisor(ABC):
                 self._the_cache.use(Path(data.spec["path"]).name)
         self._folder = self._the_cache.scratch()
         self._shares_run = begin.shares_run
-        threads = int(begin.settings["threads"])
         settings = dict(begin.settings)
-        for name, sub in (("state_dir", "slots"), ("epoch_dir", "epochs"), ("log_dir", "trials")):
-            if name == "state_dir" or not begin.shares_run:
-                (self._folder / sub).mkdir(exist_ok=True)
-                settings[name] = str(self._folder / sub)
-        settings |= {
-            "live_bytes": available_memory() // (2 * begin.workers_here),
-            "loader_threads": int(resources.usable_cores() > begin.workers_here * threads),
-        }
+        threads = int(settings["exactness"].threads)
+        own = {"slots": "slots"}
+        if not begin.shares_run:
+            own |= {"states": "epochs", "logs": "trials"}
+        for sub in own.values():
+            (self._folder / sub).mkdir(exist_ok=True)
+        places = {name: str(self._folder / sub) for name, sub in own.items()}
+        settings["folders"] = replace(settings["folders"], **places)
+        settings["share"] = WorkerShare(
+            loader_threads=int(resources.usable_cores() > begin.workers_here * threads),
+            live_bytes=available_memory() // (2 * begin.workers_here),
+        )
         train = _open_data(begin.train)
         context = RunContext(
             build=Sent(begin.build),
@@ -197,7 +201,7 @@ class Supervisor(ABC):
             folds=None if begin.folds is None else Folds.from_json(train, begin.folds),
             **settings,
         )
-        self._log_dir, self._state_dir = Path(context.log_dir), Path(context.state_dir)
+        self._log_dir, self._state_dir = Path(context.folders.logs), Path(context.folders.slots)
         seat = None
         if is_gpu(context.device):
             gpu = self._find_gpu()

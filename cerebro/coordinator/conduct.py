@@ -49,7 +49,7 @@ from cerebro.results.saved_run import SavedRun
 from cerebro.run.folder import OwnedRun, make_run, sweep_states
 from cerebro.run.settings import Settings
 from cerebro.searchers.base import Searcher, Suggestion
-from cerebro.worker.messages import RunContext
+from cerebro.worker.messages import RunContext, RunFolders, WorkerShare
 from cerebro.worker.trial_warnings import carry_filters
 
 
@@ -117,7 +117,7 @@ def conduct(
                 session.progress.phase("trying the first configuration")
                 tried = check_hop(executor, workers, context, make_recordable(first.config)[0])
                 coordinator.events.note_first_warnings(tried.warned)
-                coordinator.events.note_findings(find_wrong_ranking(settings.metric, settings.mode))
+                coordinator.events.note_findings(find_wrong_ranking(settings.ranking))
                 coordinator.events.note_findings(tried.findings_to_show())
                 tried.raise_if_broken()
                 coordinator.words = tried.words
@@ -151,12 +151,12 @@ def require_metrics(settings: Settings, metrics: Sequence[str], words: Words) ->
     metric.
     """
     missing = explain_missing_metric(
-        settings.metric, metrics, validated=settings.validates, words=words
+        settings.ranking.metric, metrics, validated=settings.validates, words=words
     )
     if missing is not None:
         raise RunError(f"no trial can be ranked: {missing}")
-    if settings.stop is not None:
-        settings.stop.check_metrics(metrics)
+    if settings.strategy.stop is not None:
+        settings.strategy.stop.check_metrics(metrics)
 
 
 def warn_of_edits() -> None:
@@ -235,7 +235,7 @@ class RunSession:
         self.executor.close()
         self.opened.store.set_meta("status", self.coordinator.status)
         self.opened.store.set_meta("ended", time.time())
-        close_store(self.opened, Path(self.context.state_dir))
+        close_store(self.opened, Path(self.context.folders.slots))
         self.opened.owner.release()
         assert self.hooks is not None
         self.hooks.notify_closed()
@@ -266,7 +266,7 @@ class RunSession:
                 yield partial(show_early_end, self.progress, self.coordinator, error)
             for item in record.items():
                 yield partial(self.opened.store.set_meta, *item)
-            yield partial(close_store, self.opened, Path(self.context.state_dir))
+            yield partial(close_store, self.opened, Path(self.context.folders.slots))
             yield self.opened.owner.release
             if self.hooks is not None:
                 yield self.hooks.notify_closed
@@ -372,9 +372,8 @@ def make_default_executor(settings: Settings) -> Executor:
     """Return an executor that trains in workers on this machine or in this process."""
     if settings.workers == 0:
         return InlineExecutor()
-    return LocalExecutor(
-        settings.workers, settings.threads, seats=assign_devices(settings.devices, settings.workers)
-    )
+    seats = assign_devices(settings.devices, settings.workers)
+    return LocalExecutor(settings.workers, settings.exactness.threads, seats=seats)
 
 
 def device_of(settings: Settings) -> str:
@@ -393,20 +392,25 @@ def make_run_context(settings: Settings, recorded: Mapping[str, Any] | None = No
     and JAX; the default is this process's.
     """
     workers = max(1, settings.workers)
-    cores = resources.usable_cores()
+    # A prefetch thread pays off only on a core that no worker uses.
+    has_idle_cores = resources.usable_cores() > workers * settings.exactness.threads
+    states = str((settings.folder / "states").resolve())
     context = RunContext(
-        **settings.record_training(),
         build=settings.build,
         train=settings.train,
         validation=settings.validation,
         folds=settings.folds,
-        # A prefetch thread pays off only on a core that no worker uses.
-        loader_threads=1 if cores > workers * settings.threads else 0,
-        live_bytes=available_memory() // (2 * workers),  # GPUs add their own memory
+        folders=RunFolders(
+            str(settings.state_dir.resolve()), states, str((settings.folder / "trials").resolve())
+        ),
+        batches=settings.batches,
+        exactness=settings.exactness,
+        limits=settings.limits,
+        share=WorkerShare(
+            loader_threads=int(has_idle_cores),
+            live_bytes=available_memory() // (2 * workers),  # GPUs add their own memory
+        ),
         device=device_of(settings),
-        state_dir=str(settings.state_dir.resolve()),
-        epoch_dir=str((settings.folder / "states").resolve()),
-        log_dir=str((settings.folder / "trials").resolve()),
         libraries=present_settings() if recorded is None else recorded_settings(recorded),
         hash_seed=hash_seed(None if recorded is None else recorded.get("variables", {})),
         warning_filters=carry_filters(),

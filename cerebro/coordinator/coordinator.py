@@ -32,9 +32,9 @@ from cerebro.coordinator.forecast import EpochParts, Forecaster, ToCome
 from cerebro.coordinator.overview import Overview
 from cerebro.coordinator.restore import RestoredRun
 from cerebro.coordinator.schedule import evaluation_cost, make_schedule
-from cerebro.coordinator.search_loop import LoopSettings, SearchLoop
+from cerebro.coordinator.search_loop import SearchLoop
 from cerebro.coordinator.trial import LiveTrial
-from cerebro.coordinator.trials import LiveTrials, TrialSettings
+from cerebro.coordinator.trials import LiveTrials
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import Executor, as_placing, as_queueing
 from cerebro.model import Words
@@ -111,9 +111,9 @@ class Coordinator:
             settings.folder,
             progress,
             self._read_clock,
-            Forecaster(_divide_epoch(context), settings.epochs),
+            Forecaster(_divide_epoch(context), settings.limits.epochs),
             self._count_work_to_come,
-            settings.time_limit,
+            settings.limits.time_limit,
         )
         self._places = as_placing(executor)  # None: every worker reads every shard
         self._queue = as_queueing(executor)
@@ -121,14 +121,12 @@ class Coordinator:
             context.order(),
             context.views(0)[1],
             exclusive=self._places is not None,
-            live_models=context.live_models,
+            live_models=context.limits.live_models,
         )
         self._folded = self._make_folded_trials(searcher)
         self._trials = self._make_trials(searcher) if self._folded is None else self._folded.folds
         self._searched = self._trials if self._folded is None else self._folded
-        self._loop = SearchLoop(
-            LoopSettings.from_settings(settings), searcher, store, hooks, self._searched, first
-        )
+        self._loop = SearchLoop(settings, searcher, store, hooks, self._searched, first)
         self._schedule_worker: dict[int, int] = {}
         self._executor_worker: dict[int, int] = {}
         self._in_flight: dict[int, Task] = {}
@@ -138,7 +136,7 @@ class Coordinator:
         self._awaiting_state: dict[int, UnitDone] = {}
         self._warming: set[int] = set()  # workers that are still importing
         self._libraries: set[str] = set()
-        self._lost_workers = LostWorkers(settings.max_retries)
+        self._lost_workers = LostWorkers(settings.limits.max_retries)
         self.words = Words()
         """What the model's users call its methods, for messages."""
         # A build that the user has not written may belong to a run that its caller removes.
@@ -153,7 +151,8 @@ class Coordinator:
 
     def _make_trials(self, searcher: Searcher) -> LiveTrials:
         return LiveTrials(
-            TrialSettings.from_settings(self.settings, self.context),
+            self.settings,
+            self.context,
             self.store,
             self._schedule,
             self._overview,
@@ -167,8 +166,8 @@ class Coordinator:
         if self.settings.folds is None:
             return None
         return FoldedTrials(
-            TrialSettings.from_settings(self.settings, self.context),
-            self.settings.trials_each,
+            self.settings,
+            self.context,
             self.store,
             self._schedule,
             self._overview,
@@ -183,7 +182,7 @@ class Coordinator:
             return ToCome(trials=0)
         epochs, trials = searcher.epochs_to_come(), searcher.trials_to_come()
         if trials is None:
-            expected = expected_trials(searcher, self.settings.n_trials)
+            expected = expected_trials(searcher, self.settings.limits.n_trials)
             trials = None if expected is None else max(0, expected - self._loop.begun)
         return ToCome(
             None if epochs is None else epochs * folds, None if trials is None else trials * folds
@@ -458,7 +457,7 @@ class Coordinator:
     def _add_epoch(self, trial: LiveTrial, epoch: EpochRecord, *, report: bool = True) -> None:
         """Record a finished epoch; fail the trial if its ranking metric is missing."""
         missing = explain_missing_metric(
-            self.settings.metric,
+            self.settings.ranking.metric,
             epoch.metrics,
             validated=self.context.validates,
             words=self.words,
@@ -710,14 +709,14 @@ class Coordinator:
         return time.perf_counter() - self._begun
 
     def _check_time(self) -> None:
-        limit = self.settings.time_limit
+        limit = self.settings.limits.time_limit
         if limit is not None and not self.out_of_time and self._elapsed_seconds() >= limit:
             self.out_of_time = True
             self.events.add("time limit", f"{limit} seconds are over")
 
     def _seconds_to_wait(self) -> float:
         """Return how long to wait for events before something else is due."""
-        limit = self.settings.time_limit
+        limit = self.settings.limits.time_limit
         rest = (
             None if limit is None or self.out_of_time else max(0.0, limit - self._elapsed_seconds())
         )

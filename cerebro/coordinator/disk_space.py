@@ -110,20 +110,24 @@ def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None
 
 
 def _estimate_demand(settings: Settings, searcher: Searcher, state_bytes: int) -> StateDemand:
-    expected = expected_trials(searcher, settings.n_trials)
+    expected = expected_trials(searcher, settings.limits.n_trials)
     folds, workers = settings.trials_each, max(1, settings.workers)
     trials = None if expected is None else expected * folds
     tail = TAIL * workers * folds
     # Trials paused by an adaptive searcher keep their slots.
-    live = (trials or settings.width * folds) if searcher.adaptive else min(trials or tail, tail)
+    live = (
+        (trials or settings.strategy.width * folds)
+        if searcher.adaptive
+        else min(trials or tail, tail)
+    )
     return StateDemand(
         state_bytes,
         trials,
         live,
         workers,
-        settings.epochs,
+        settings.limits.epochs,
         settings.keep,
-        searcher.adaptive or settings.stop is not None,
+        searcher.adaptive or settings.strategy.stop is not None,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cerebro.errors import RunError
 from cerebro.model import Words
-from cerebro.run.records import Raised, TrialRecord
+from cerebro.run.records import Raised, Ranking, TrialRecord
 from cerebro.searchers.metrics import find_nearest
 from cerebro.worker.messages import Task, WorkerLost
 
@@ -97,14 +97,14 @@ def worst_value_of(mode: str) -> float:
     return math.inf if mode == "min" else -math.inf
 
 
-def make_comparable(metrics: Mapping[str, float], metric: str, mode: str) -> dict[str, float]:
+def make_comparable(metrics: Mapping[str, float], by: Ranking) -> dict[str, float]:
     """Return a trial's metrics as searchers receive them.
 
     If the ranking metric is NaN, it is replaced by the worst value, because NaN cannot be sorted.
     """
     reported = dict(metrics)
-    if math.isnan(reported.get(metric, 0.0)):
-        reported[metric] = worst_value_of(mode)
+    if math.isnan(reported.get(by.metric, 0.0)):
+        reported[by.metric] = worst_value_of(by.mode)
     return reported
 
 

@@ -18,7 +18,7 @@ import cerebro._core as _core
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.overview import EndedTrials, Overview
 from cerebro.coordinator.trial import LiveTrial
-from cerebro.coordinator.trials import LiveTrials, TrialSettings, TrialTable
+from cerebro.coordinator.trials import LiveTrials, TrialTable
 from cerebro.report.snapshot import TrialRow
 from cerebro.run.records import (
     ENDED,
@@ -29,8 +29,10 @@ from cerebro.run.records import (
     make_configuration,
     update_configuration,
 )
+from cerebro.run.settings import Settings
 from cerebro.run.store import LastDecision, Store
 from cerebro.searchers.base import Suggestion
+from cerebro.worker.messages import RunContext
 
 
 @dataclass
@@ -53,15 +55,15 @@ class FoldedTrial(LiveTrial):
 
 
 class FoldedTrials(TrialTable[FoldedTrial]):
-    """Holds all configurations of a run, each with `each` folds; see the module's docstring.
+    """Holds all configurations of a run, with their folds; see the module's docstring.
 
     `pinned` has trials and epochs whose states the searcher needs.
     """
 
     def __init__(
         self,
-        settings: TrialSettings,
-        each: int,
+        settings: Settings,
+        context: RunContext,
         store: Store,
         schedule: _core.Schedule,
         overview: Overview,
@@ -72,9 +74,10 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         super().__init__(overview.ended)
         self._ranking = settings.ranking
         self._hooks = hooks
-        self._each = each
+        self._each = settings.trials_each
         self.folds = LiveTrials(
             settings,
+            context,
             store,
             schedule,
             overview,

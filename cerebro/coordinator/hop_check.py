@@ -15,7 +15,7 @@ from cerebro.machine.devices import is_gpu
 from cerebro.machine.environment import uses_gpu
 from cerebro.model import Words
 from cerebro.report.findings import Finding
-from cerebro.run.records import TrialRecord
+from cerebro.run.records import Ranking, TrialRecord
 from cerebro.searchers.metrics import known_mode
 from cerebro.worker.diagnosis.layout import CURE
 from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, Warned, WorkerJoined
@@ -84,13 +84,13 @@ class HopCheck:
             )
 
 
-def find_wrong_ranking(metric: str, mode: str) -> list[Finding]:
-    """Return a finding if `mode` ranks the worst trials of a well-known metric first."""
-    usual = known_mode(metric)
-    if usual in (None, mode):
+def find_wrong_ranking(by: Ranking) -> list[Finding]:
+    """Return a finding if the mode ranks the worst trials of a well-known metric first."""
+    usual = known_mode(by.metric)
+    if usual in (None, by.mode):
         return []
-    size = "largest" if mode == "max" else "smallest"
-    message = f"mode={mode!r} ranks trials with the {size} {metric!r} first"
+    size = "largest" if by.mode == "max" else "smallest"
+    message = f"mode={by.mode!r} ranks trials with the {size} {by.metric!r} first"
     return [Finding("wrong-mode", message, f"give mode={usual!r}, or leave mode out")]
 
 

@@ -374,8 +374,8 @@ def restore(
     with reader(saved.folder) as connection:
         clock = read_clock(connection)
         restorer = Restorer(
-            Path(context.epoch_dir),
-            Path(context.state_dir),
+            Path(context.folders.states),
+            Path(context.folders.slots),
             context.units_per_epoch,
             read_unit_seconds(connection),
         )
@@ -389,7 +389,7 @@ def restore(
     before = saved.settings["epochs"]
     is_over = has_decided_all(saved)
     restorer.clear_unknown(len(saved.records))
-    remove_held(Path(context.epoch_dir))
+    remove_held(Path(context.folders.states))
     with store.group():
         for record in saved.records:
             if (request.trials is None and record.is_open) or request.includes(record):
@@ -407,7 +407,7 @@ def restore(
                 restored.lost[record.number] = lost
             else:
                 trial = _leave_unchanged(record, store, restorer)
-                if context.epochs != before:
+                if context.limits.epochs != before:
                     _remember_epochs(record, store, before)
             restored.trials.append(trial)
     saved.forget_trials()

@@ -13,7 +13,6 @@ import math
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from cerebro.coordinator.callbacks import Hooks
@@ -23,8 +22,8 @@ from cerebro.coordinator.searcher_record import StateSaving
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.errors import InputError
 from cerebro.run.records import ENDED, Status
+from cerebro.run.settings import SearchSettings
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion, suggestion_problem
-from cerebro.searchers.stopping import EarlyStopping
 
 TIMED_WIDTH = 64
 ADVANCE = 1000
@@ -88,32 +87,12 @@ class Record(Protocol):
         """Record a decision or a suggestion of an adaptive searcher."""
 
 
-@dataclass(frozen=True)
-class LoopSettings:
-    """The settings of a search that its loop needs; see `cerebro.search`."""
-
-    metric: str
-    mode: str
-    epochs: int
-    n_trials: int | None
-    searcher_name: str
-    width: int
-    asynchronous: bool = False
-    stagger: bool = True
-    time_limit: float | None = None
-    stop: EarlyStopping | None = None
-
-    @classmethod
-    def from_settings(cls, settings: Any) -> LoopSettings:
-        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
-
-
 class SearchLoop:
     """Asks a searcher for trials, after `first`, and reports their epochs to it."""
 
     def __init__(
         self,
-        settings: LoopSettings,
+        settings: SearchSettings,
         searcher: Searcher,
         record: Record,
         hooks: Hooks,
@@ -121,10 +100,13 @@ class SearchLoop:
         first: Suggestion | None = None,
     ) -> None:
         self.searcher = searcher
-        self.rounds = Rounds(ordered=searcher.adaptive and not settings.asynchronous)
+        self.rounds = Rounds(ordered=searcher.adaptive and not settings.strategy.asynchronous)
         self.is_exhausted = False
         """Whether the searcher will not be asked again."""
-        self._settings = settings
+        self._ranking = settings.ranking
+        self._limits = settings.limits
+        self._strategy = settings.strategy
+        self._stagger = settings.batches.stagger
         self._record = record
         self._hooks = hooks
         self._trials = trials
@@ -150,7 +132,7 @@ class SearchLoop:
     def trial_ended(self, trial: LiveTrial) -> None:
         """Report the worst metric, so that an adaptive searcher avoids such configurations."""
         exact = self.searcher.exact_metrics
-        metrics = {} if exact else {self._settings.metric: worst_value_of(self._settings.mode)}
+        metrics = {} if exact else {self._ranking.metric: worst_value_of(self._ranking.mode)}
         record = trial.record
         self.rounds.arrive(Report(record.number, record.done, metrics, ended=True))
 
@@ -184,7 +166,7 @@ class SearchLoop:
             size = self._record.set_meta("searcher", self.searcher.state_dict())
         except InputError as error:
             raise InputError(
-                f"the searcher {self._settings.searcher_name}: state_dict() must return JSON: "
+                f"the searcher {self._strategy.searcher_name}: state_dict() must return JSON: "
                 f"{error}"
             ) from error
         self._record.set_meta("searcher_said", self._saving.decisions)
@@ -201,7 +183,7 @@ class SearchLoop:
         if state is not None:
             self._fresh = int(state["fresh"])
             # If the number of trials was increased, the searcher may have more to suggest.
-            enough = self._settings.n_trials is None or self._has_all_trials()
+            enough = self._limits.n_trials is None or self._has_all_trials()
             self.is_exhausted = bool(state["is_exhausted"]) and enough
             if self.searcher.adaptive:
                 self.rounds.load_state_dict(state)
@@ -270,9 +252,9 @@ class SearchLoop:
             if not over:
                 # A comparison that stops a trial without a finite metric also gives up the epochs
                 # that later suggestions could have asked for.
-                value = report.metrics.get(self._settings.metric, 0.0)
+                value = report.metrics.get(self._ranking.metric, 0.0)
                 gives_up = decision is Decision.STOP and not math.isfinite(value)
-                epochs = self._settings.epochs if gives_up else record.target_epochs
+                epochs = self._limits.epochs if gives_up else record.target_epochs
                 finished = report.epoch + 1 >= epochs
                 self._trials.end(trial, "finished" if finished else "stopped")
         elif over or self._stops_early(trial):
@@ -290,14 +272,14 @@ class SearchLoop:
         numbers: Any = self.searcher.dropped()
         if not isinstance(numbers, (list, tuple)):
             raise InputError(
-                f"the searcher {self._settings.searcher_name}: dropped() must return a list of "
+                f"the searcher {self._strategy.searcher_name}: dropped() must return a list of "
                 f"trials' numbers, not {numbers!r}"
             )
         for number in numbers:
             trial = self._trials.by_number.get(number) if type(number) is int else None
             if trial is None or not trial.paused_by_searcher:
                 raise InputError(
-                    f"the searcher {self._settings.searcher_name} drops trial {number!r}, which it "
+                    f"the searcher {self._strategy.searcher_name} drops trial {number!r}, which it "
                     "has not paused"
                 )
             self._trials.clear_pause(trial)
@@ -325,17 +307,17 @@ class SearchLoop:
         self.rounds.arrive(Report(record.number, trial.reported + 1, metrics))
 
     def _stops_early(self, trial: LiveTrial) -> bool:
-        rule = self._settings.stop
+        rule = self._strategy.stop
         return rule is not None and rule.should_stop(trial.history)
 
     def _report(self, report: Report) -> Decision:
         metrics = report.metrics
         if not self.searcher.exact_metrics:
-            metrics = make_comparable(metrics, self._settings.metric, self._settings.mode)
+            metrics = make_comparable(metrics, self._ranking)
         decision = self.searcher.report(report.trial, report.epoch, metrics)
         if not isinstance(decision, Decision):
             raise InputError(
-                f"the searcher {self._settings.searcher_name} answered {decision!r} to the report "
+                f"the searcher {self._strategy.searcher_name} answered {decision!r} to the report "
                 f"of trial {report.trial}, epoch {report.epoch}: report() must return a Decision"
             )
         if self.searcher.adaptive:  # else reports change nothing
@@ -381,7 +363,7 @@ class SearchLoop:
 
     def _resume(self, trial: LiveTrial, suggestion: Suggestion) -> None:
         record = trial.record
-        epochs = suggestion.epochs or self._settings.epochs
+        epochs = suggestion.epochs or self._limits.epochs
         self._trials.clear_pause(trial)
         self._add_decision(record.number, trial.reported + 1, "resume", epochs)
         if record.status not in ENDED:
@@ -400,7 +382,7 @@ class SearchLoop:
         """Raise InputError if a suggestion cannot be carried out."""
         problem = self._find_problem(suggestion)
         if problem is not None:
-            raise InputError(f"the searcher {self._settings.searcher_name} {problem}")
+            raise InputError(f"the searcher {self._strategy.searcher_name} {problem}")
 
     def _find_problem(self, suggestion: Any) -> str | None:
         problem = suggestion_problem(suggestion)
@@ -408,9 +390,9 @@ class SearchLoop:
             return problem
         epochs = suggestion.epochs
         if suggestion.trial is not None:
-            return self._find_problem_of_resuming(suggestion.trial, epochs or self._settings.epochs)
+            return self._find_problem_of_resuming(suggestion.trial, epochs or self._limits.epochs)
         if suggestion.parent is not None:
-            return self._find_problem_of_cloning(suggestion, epochs or self._settings.epochs)
+            return self._find_problem_of_cloning(suggestion, epochs or self._limits.epochs)
         return None
 
     def _find_problem_of_resuming(self, number: Any, epochs: int) -> str | None:
@@ -458,13 +440,13 @@ class SearchLoop:
     def _limit_of_live(self) -> int:
         """Return how many trials may be live: `width` if adaptive, else enough for the workers."""
         if self.searcher.adaptive:
-            return self._settings.width
+            return self._strategy.width
         # If only time ends the search, do not ask for all trials at once.
-        timed = self._settings.n_trials is None and self._settings.time_limit is not None
+        timed = self._limits.n_trials is None and self._limits.time_limit is not None
         if timed:
             return TIMED_WIDTH
         # Without stagger, all trials go through the data at the same time.
-        return ADVANCE if self._settings.stagger else sys.maxsize
+        return ADVANCE if self._stagger else sys.maxsize
 
     def _count_live(self) -> int:
         return self.rounds.live - len(self._ended_early)
@@ -476,5 +458,5 @@ class SearchLoop:
         return suggestion.trial is None and suggestion.parent is None
 
     def _has_all_trials(self) -> bool:
-        n_trials = self._settings.n_trials
+        n_trials = self._limits.n_trials
         return n_trials is not None and self._fresh >= n_trials

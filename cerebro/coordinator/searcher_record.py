@@ -238,22 +238,20 @@ def catch_up(saved: SavedRun, searcher: Searcher, by: Ranking, stop: EarlyStoppi
     replay_decisions(
         searcher,
         decisions,
-        reported=lambda trial, epoch: find_reported(
-            records[trial], epoch, by.metric, by.mode, stop
-        ),
+        reported=lambda trial, epoch: find_reported(records[trial], epoch, by, stop),
         config_of=lambda trial: records[trial].config,
         epochs=saved.settings["epochs"],
     )
 
 
 def find_reported(
-    record: TrialRecord, epoch: int, metric: str, mode: str, stop: EarlyStopping | None = None
+    record: TrialRecord, epoch: int, by: Ranking, stop: EarlyStopping | None = None
 ) -> Mapping[str, float]:
     """Return the metrics that the search loop reported for an epoch of a trial."""
     index = epoch - record.first_epoch
     if index < len(record.epochs):
-        return make_comparable(record.epochs[index].metrics, metric, mode)
+        return make_comparable(record.epochs[index].metrics, by)
     history = [done.to_history() for done in record.epochs]
     if record.status == "stopped" and stop is not None and stop.should_stop(history):
-        return make_comparable(record.epochs[-1].metrics, metric, mode)  # reported again
-    return {metric: worst_value_of(mode)}  # the trial failed, or the user stopped it
+        return make_comparable(record.epochs[-1].metrics, by)  # reported again
+    return {by.metric: worst_value_of(by.mode)}  # the trial failed, or the user stopped it

@@ -11,18 +11,20 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.rounds import Report
-from cerebro.coordinator.search_loop import LoopSettings, SearchLoop
+from cerebro.coordinator.search_loop import SearchLoop
 from cerebro.coordinator.searcher_record import StoredDecision, find_reported, replay_decisions
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.run.records import ENDED, EpochRecord, Status, TrialRecord
+from cerebro.run.settings import SearchSettings
 from cerebro.run.store import encode
+from cerebro.searchers import set_up
 from cerebro.searchers.base import Decision, Searcher, Suggestion
 from cerebro.space import Space
 
@@ -131,28 +133,14 @@ class DecisionsInMemory:
 
 
 class SimulatedSearch(SearchLoop):
-    """Runs the search loop over simulated trials.
+    """Runs the search loop over simulated trials; `searcher` has not been set up."""
 
-    `searcher` has not been set up. `points` are the configurations to try first.
-    """
-
-    def __init__(
-        self,
-        searcher: Searcher,
-        space: Space,
-        settings: LoopSettings,
-        *,
-        seed: int,
-        points: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
+    def __init__(self, searcher: Searcher, space: Space, settings: SearchSettings) -> None:
         self._space = space
-        self._setup: dict[str, Any] = {
-            "seed": seed, "epochs": settings.epochs, "n_trials": settings.n_trials,
-            "metric": settings.metric, "mode": settings.mode, "points": list(points),
-        }  # fmt: skip
-        searcher.setup(space, **self._setup)
+        self._settings = settings
+        set_up(searcher, space, settings)
         self._memory = DecisionsInMemory()
-        self._simulated = SimulatedTrials(settings.epochs)
+        self._simulated = SimulatedTrials(settings.limits.epochs)
         self._simulated.pinned = searcher.pinned
         hooks = Hooks((), lambda record: record)
         super().__init__(settings, searcher, self._memory, hooks, self._simulated)
@@ -177,7 +165,7 @@ class SimulatedSearch(SearchLoop):
             self._simulated.end(trial, "failed")
             self.trial_ended(trial)
         else:
-            epoch = self._simulated.add_epoch(trial, {self._settings.metric: value})
+            epoch = self._simulated.add_epoch(trial, {self._ranking.metric: value})
             self.epoch_done(trial, epoch.epoch, epoch.metrics)
 
     def replace_searcher(self, fresh: Searcher, *, retell: int = 0) -> None:
@@ -189,17 +177,16 @@ class SimulatedSearch(SearchLoop):
         if not self.searcher.adaptive or len(self._memory.decisions) >= retell:
             self._state = self._searcher_state()
             self._memory.decisions.clear()
-        fresh.setup(self._space, **self._setup)
+        set_up(fresh, self._space, self._settings)
         fresh.load_state_dict(json.loads(self._state))
-        settings = self._settings
         replay_decisions(
             fresh,
             self._memory.decisions,
             reported=lambda trial, epoch: find_reported(
-                self.record_of(trial), epoch, settings.metric, settings.mode
+                self.record_of(trial), epoch, self._ranking
             ),
             config_of=lambda trial: self.record_of(trial).config,
-            epochs=settings.epochs,
+            epochs=self._limits.epochs,
         )
         self.searcher = fresh
         self._simulated.pinned = fresh.pinned

@@ -14,7 +14,6 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -29,7 +28,6 @@ from cerebro.run.records import (
     NOTHING_RAISED,
     EpochRecord,
     Raised,
-    Ranking,
     Status,
     TrialRecord,
 )
@@ -38,7 +36,7 @@ from cerebro.run.states import CloneOf, KeptState, remove_slots, remove_state, u
 from cerebro.run.store import LastDecision, Store, decode, encode, read_trials, reader
 from cerebro.searchers.base import Suggestion
 from cerebro.worker.log import log_path, remove_if_empty
-from cerebro.worker.messages import RunContext
+from cerebro.worker.messages import RunContext, RunFolders
 
 TrialKind = TypeVar("TrialKind", bound=LiveTrial)
 
@@ -128,32 +126,6 @@ class TrialTable(ABC, Generic[TrialKind]):
         return unused
 
 
-@dataclass(frozen=True)
-class TrialSettings:
-    """The settings of a search that its trials share; see `cerebro.search`."""
-
-    epochs: int
-    units_per_epoch: int
-    ranking: Ranking
-    keep: str
-    states: str
-    slots: str
-    logs: str
-    """The folders of states, of slots, and of the trials' logs."""
-
-    @classmethod
-    def from_settings(cls, settings: Settings, context: RunContext) -> TrialSettings:
-        return cls(
-            settings.epochs,
-            context.units_per_epoch,
-            settings.ranking,
-            settings.keep,
-            context.epoch_dir,
-            context.state_dir,
-            context.log_dir,
-        )
-
-
 class LiveTrials(TrialTable[LiveTrial]):
     """The trials that workers train: a search's trials, or all folds in a search with folds.
 
@@ -166,7 +138,8 @@ class LiveTrials(TrialTable[LiveTrial]):
 
     def __init__(
         self,
-        settings: TrialSettings,
+        settings: Settings,
+        context: RunContext,
         store: Store,
         schedule: _core.Schedule,
         overview: Overview,
@@ -180,8 +153,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         super().__init__(ended)
         metric, mode = settings.ranking.metric, settings.ranking.mode
         self.states = KeptStates(
-            Path(settings.states),
-            Path(settings.slots),
+            context.folders,
             store,
             settings.keep,
             best_epoch or (lambda record: record.best_epoch(metric, mode)),
@@ -189,6 +161,8 @@ class LiveTrials(TrialTable[LiveTrial]):
         )
         self._ended_on: dict[int, list[int]] = {}  # by worker: ended trials to report to it
         self._settings = settings
+        self._logs = context.folders.logs
+        self._units = context.units_per_epoch
         self._store = store
         self._flushes = 0
         self._schedule = schedule
@@ -204,7 +178,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         number = len(self)
         config, problem = make_recordable(suggestion.config)
         record = TrialRecord(
-            number, config, target_epochs=suggestion.epochs or self._settings.epochs
+            number, config, target_epochs=suggestion.epochs or self._settings.limits.epochs
         )
         parent = None if suggestion.parent is None else self.recall(suggestion.parent)
         if parent is not None:
@@ -213,7 +187,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             record.parent = parent.record.number
             record.parent_epoch = parent.reported_epoch if earlier is None else earlier
         trial = self.by_number[number] = LiveTrial(record, reported=record.first_epoch - 1)
-        trial.first_position = record.first_epoch * self._settings.units_per_epoch
+        trial.first_position = record.first_epoch * self._units
         trial.position = trial.first_position
         trial.unwritten = self._flushes
         self._store.add_trial(
@@ -259,7 +233,7 @@ class LiveTrials(TrialTable[LiveTrial]):
                 continue
             if record.parent_epoch is not None and not record.epochs:
                 self._find_parents_state(trial, record.parent_epoch)
-            epoch, step = divmod(trial.position, self._settings.units_per_epoch)
+            epoch, step = divmod(trial.position, self._units)
             self._schedule.add_trial(
                 record.number, epochs=self._goal(trial), epoch=epoch, step=step
             )
@@ -361,7 +335,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         If it is None or lies before the end of the last finished epoch, the trial goes back to the
         end of that epoch, or to its beginning if it has none.
         """
-        record, units = trial.record, self._settings.units_per_epoch
+        record, units = trial.record, self._units
         last_kept = record.done * units if record.epochs else trial.first_position
         if position is None or position < last_kept:
             position = last_kept
@@ -411,7 +385,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         self.states.remove_slots(record.number)
         for worker in trial.workers:
             self._ended_on.setdefault(worker, []).append(record.number)
-        remove_if_empty(log_path(self._settings.logs, record.number))
+        remove_if_empty(log_path(self._logs, record.number))
         self._notify_of(record, "on_trial_end")
         self._note_end(trial)
 
@@ -501,7 +475,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             return trial.record.target_epochs
         epochs = trial.reported + (1 if trial.paused_by_searcher else 2)
         # A resumed trial may have trained further, before the decision reached the store.
-        epoch, step = divmod(trial.position, self._settings.units_per_epoch)
+        epoch, step = divmod(trial.position, self._units)
         return max(epochs, epoch + (step > 0))
 
 
@@ -524,22 +498,20 @@ def make_recordable(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | No
 class KeptStates:
     """Keeps the states of finished epochs, and removes slots.
 
-    `folder` and `slots` are the folders of kept states and of slots. `keep` is "best", "last" or
-    "all". `best_epoch` returns the epoch whose state ``keep="best"`` keeps. `pinned` has trials and
-    epochs whose states the searcher needs.
+    `keep` is "best", "last" or "all". `best_epoch` returns the epoch whose state ``keep="best"``
+    keeps. `pinned` has trials and epochs whose states the searcher needs.
     """
 
     def __init__(
         self,
-        folder: Path,
-        slots: Path,
+        folders: RunFolders,
         store: Store,
         keep: str,
         best_epoch: Callable[[TrialRecord], int | None],
         pinned: Collection[tuple[int, int]],
     ) -> None:
-        self._folder = folder
-        self._slots = slots
+        self._folder = Path(folders.states)
+        self._slots = Path(folders.slots)
         self._store = store
         self._keep = keep
         self._kept: dict[int, dict[int, EpochRecord]] = {}

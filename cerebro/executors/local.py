@@ -195,7 +195,7 @@ class LocalExecutor:
         )
         self._jax = dict(context.libraries.get("jax", {}))
         self._hash_seed = context.hash_seed
-        self._unit_timeout = context.unit_timeout
+        self._unit_timeout = context.limits.unit_timeout
         self._selector = selectors.DefaultSelector()
         self._clock = _core.BeatPage()
         self._clock.start_beating(round(1000 * BEAT_SECONDS))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from cerebro.arguments import check_whole_number, find_stacklevel
 from cerebro.data import Dataset
 from cerebro.data.given_rows import has_names, is_rows, narrow_arrays, write_temporary
-from cerebro.data.order import Cut, mix_in_order
+from cerebro.data.order import mix_in_order
 from cerebro.data.sources.arrays import is_bunch
 from cerebro.data.validation import find_unfit_columns
 from cerebro.errors import CorruptDataError, InputError, shorten_tracebacks
@@ -24,6 +24,7 @@ from cerebro.machine.libraries import present_settings, settings_of_run
 from cerebro.model import column_names, read_columns, stored_column
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, Status, TrialRecord, strip_study
+from cerebro.run.settings import Batches, Exactness, read_group
 from cerebro.worker.messages import RunContext
 
 if TYPE_CHECKING:
@@ -253,9 +254,9 @@ class Trial:
             context.order(self.number),
             trial=self.number,
             epochs=self.record.info_epochs(
-                (record.epoch + 1) * context.units_per_epoch - 1, context.epochs
+                (record.epoch + 1) * context.units_per_epoch - 1, context.limits.epochs
             ),
-            cut=Cut(self._batch_size(), context.drop_last),
+            cut=context.batches.make_cut(self.config),
             fold=self.fold,
             device=device,
         )
@@ -347,7 +348,6 @@ class Trial:
     def _evaluate(
         self, live: LiveModel, target: Dataset, device: str, what: str
     ) -> dict[str, float]:
-        from cerebro.machine.flags import compute_settings, find_inexact_operation
         from cerebro.worker.evaluate import evaluate_model, evaluation_seed
         from cerebro.worker.models import (
             batch_device,
@@ -358,6 +358,7 @@ class Trial:
         )
 
         model, settings = live.model, self.saved.settings
+        exactness = read_group(Exactness, settings)
         options: dict[str, Any] = {}
         unfit: dict[str, str] = {}
         train = self.saved.training_data()
@@ -369,23 +370,22 @@ class Trial:
         loader = make_batches(
             model,
             target,
-            settings["eval_batch_size"] or self._batch_size(),
+            read_group(Batches, settings).eval_size_of(self.config),
             device,
-            seed=settings["seed"],
+            seed=exactness.seed,
             shuffle=False,
             augment=False,
             residence="streamed",  # the data is read only once
             **options,
         )
         epoch = self._epoch_record("best").epoch
-        seed = evaluation_seed(settings["seed"], self.number, epoch)
+        seed = evaluation_seed(exactness.seed, self.number, epoch)
         where = batch_device(model, device)
-        choice = settings["deterministic"], device
 
         def run_evaluation(*, strict: bool) -> dict[str, float]:
             with (
                 generators.reserve_generators(_torch_imported(), seed),
-                compute_settings(settings["threads"], *choice, strict=strict),
+                exactness.compute_on(device, strict=strict),
             ):
                 loader.begin(mix_in_order(target), 0)
                 return evaluate_model(model, loader, device=where)[1]
@@ -400,7 +400,7 @@ class Trial:
                     # As in the search: PyTorch chooses accordingly.
                     return run_evaluation(strict=True)
                 except Exception as error:
-                    if find_inexact_operation(error, *choice) is None:
+                    if exactness.find_inexact_operation(error, device) is None:
                         raise
             return run_evaluation(strict=False)
 
@@ -451,7 +451,8 @@ class Trial:
                 unfit = self._find_unfit_columns(live.model, data, "predict")
             elif isinstance(data, Dataset):
                 unfit = self._find_unfit_columns(live.model, data, str(data.path))
-            return predict(live.model, data, self._batch_size(), unfit)
+            size = read_group(Batches, self.saved.settings).size_of(self.config)
+            return predict(live.model, data, size, unfit)
 
     def _find_unfit_columns(self, model: Any, data: Dataset, what: str) -> dict[str, str]:
         """Return messages about columns that the model might misread.
@@ -662,11 +663,6 @@ class Trial:
                 f"the model cannot be built without the run's data ({error.__cause__ or error}): "
                 "if it has been moved, give data= (on the command line: --data PATH)"
             ) from error
-
-    def _batch_size(self) -> int:
-        from cerebro.worker.models import batch_size_of
-
-        return batch_size_of(self.config, self.saved.settings["batch_size"])
 
     def _select_epoch(self) -> EpochRecord | None:
         """Return the epoch that ranks the trial or, for a fold, its configuration; or None."""

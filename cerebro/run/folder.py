@@ -140,7 +140,7 @@ def slots_folder(
 
 def run_record(settings: Settings) -> dict[str, Any]:
     """Return the description of the whole run, as the store keeps it."""
-    validation = settings.validation
+    validation, seed = settings.validation, settings.exactness.seed
     return {
         "id": uuid.uuid4().hex,
         "argv": [str(argument) for argument in sys.argv],
@@ -148,9 +148,9 @@ def run_record(settings: Settings) -> dict[str, Any]:
         "started": time.time(),
         "owner": {"pid": os.getpid(), "host": os.uname().nodename},
         "settings": settings.record(),
-        "points": list(settings.points),
-        "space": settings.space_json,
-        "searcher_class": settings.searcher_class,
+        "points": list(settings.strategy.points),
+        "space": settings.strategy.space_json,
+        "searcher_class": settings.strategy.searcher_class,
         "build": Recipe.from_build(settings.build).to_json(),
         "data": settings.train.spec(),
         "own_rows": rows_in.get() == settings.folder,
@@ -159,12 +159,12 @@ def run_record(settings: Settings) -> dict[str, Any]:
         "validation_checksum": None if validation is None else validation.checksum,
         "folds": None if settings.folds is None else settings.folds.to_json(),
         "folds_checksum": None if settings.folds is None else settings.folds.checksum,
-        "parts": settings.order_of(settings.train).num_parts,
+        "parts": settings.batches.make_order(settings.train, seed).num_parts,
         # None means inside the run's folder, which may be moved.
         "state_dir": None
         if settings.state_dir == settings.folder / "states"
         else str(settings.state_dir.resolve()),
-        "environment": environment.describe(settings.threads),
+        "environment": environment.describe(settings.exactness.threads),
     }
 
 

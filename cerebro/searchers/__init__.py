@@ -59,17 +59,19 @@ _METHODS = ("suggest", "report", "state_dict", "load_state_dict")
 
 
 def set_up(searcher: Searcher, space: Space, settings: Any) -> None:
+    """Set a searcher up for a search with these `cerebro.run.settings.SearchSettings`."""
+    ranking, limits = settings.ranking, settings.limits
     if isinstance(searcher, SpaceSearcher):
-        searcher.select = settings.select
-    timed = settings.n_trials is None and settings.time_limit is not None
+        searcher.select = ranking.select
+    timed = limits.n_trials is None and limits.time_limit is not None
     searcher.setup(
         space,
-        seed=settings.seed,
-        epochs=settings.epochs,
-        n_trials=math.inf if timed else settings.n_trials,
-        metric=settings.metric,
-        mode=settings.mode,
-        points=list(settings.points),
+        seed=settings.exactness.seed,
+        epochs=limits.epochs,
+        n_trials=math.inf if timed else limits.n_trials,
+        metric=ranking.metric,
+        mode=ranking.mode,
+        points=list(settings.strategy.points),
     )
 
 

@@ -42,13 +42,13 @@ from cerebro.data.validation import KFold
 from cerebro.errors import InputError
 from cerebro.machine import generators
 from cerebro.machine.guard import refuse
+from cerebro.run.settings import Batches
 from cerebro.searchers import RandomSearch
 from cerebro.sklearn.choices import Originals, as_choices, restore_choices
 from cerebro.sklearn.model import Model
 from cerebro.sklearn.steps import kind_of, learn, steps_of, takes_weights
 from cerebro.space import Space
 from cerebro.space.dimensions import Choice, Constant, path_name
-from cerebro.worker.models import batch_size_of
 
 if TYPE_CHECKING:
     from cerebro.results.result import Result
@@ -506,7 +506,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         """Train on all rows, exactly like trial 0 of a search without folds."""
         begun = time.perf_counter()
         estimator = build.configure_estimator(config)
-        size = batch_size_of(config, None if "batch_size" in config else self.batch_size)
+        own = None if "batch_size" in config else self.batch_size
+        size = Batches(batch_size=own).size_of(config)
         labels = build.labels
         classes = {} if labels is None else {"classes": labels}
         with generators.preserve_generators(False, trial_seed(seed, 0) % 2**32):

@@ -18,13 +18,12 @@ import numpy as np
 
 import cerebro._core as _core
 from cerebro.machine import generators
-from cerebro.machine.devices import is_gpu
 from cerebro.model import BaseModel, declares_metrics, is_cpu_only, named_metrics, words_of
 from cerebro.worker.diagnosis import layout
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.held_arrays import as_bytes, has_objects, is_array
 from cerebro.worker.messages import CheckDone
-from cerebro.worker.models import Loader, batch_size_of, end_epoch, hash_parameter_order
+from cerebro.worker.models import Loader, end_epoch, hash_parameter_order
 from cerebro.worker.own_numbers import OwnNumbers, are_equal, attributes_of
 from cerebro.worker.read_names import Reads
 from cerebro.worker.runner import UnitRunner
@@ -90,7 +89,7 @@ def check_hop(
             hopped,
             packed,
             not_exact,
-            further=thorough or runner.context.epochs > 1,
+            further=thorough or runner.context.limits.epochs > 1,
         )
     except Exception as error:
         if runner.tolerates(error, set(not_exact)):
@@ -145,7 +144,7 @@ def _find_hop_problems(
     hopped.train(1)
     hopped_metrics = hopped.validate()
     context = runner.context
-    if not_exact or (is_gpu(context.device) and context.deterministic is False):
+    if not_exact or context.exactness.varies_on(context.device):
         return []  # no two runs are equal, so a hop cannot be checked
     if straight.is_of_few_batches:  # nothing was trained after the hop
         problems = _find_problems_after_epoch(runner, config, straight)
@@ -265,7 +264,7 @@ class _CheckedModel:
 
     def _make_batches(self, half: int) -> Loader:
         runner = self._runner
-        size = batch_size_of(self._config, runner.context.batch_size)
+        size = runner.context.batches.size_of(self._config)
         loader = runner.make_loader(self.live.model, size, training=True, trial=0)
         loader.begin(runner.context.order().pass_of(0, 0), 0, half * BATCHES, BATCHES)
         return loader
@@ -314,9 +313,7 @@ class _CheckedModel:
         generators.restore(live.generators)
         _, validation = runner.context.views(0)
         if validation is not None:
-            size = runner.context.eval_batch_size or batch_size_of(
-                self._config, runner.context.batch_size
-            )
+            size = runner.context.batches.eval_size_of(self._config)
             loader = runner.make_loader(live.model, size, training=False, trial=0)
             loader.begin([find_first_shards(validation._shard_rows(), size)], 0, 0, 1)
             with generators.preserve_generators(live.torch, seed=0):

@@ -25,14 +25,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from cerebro.machine import generators
-from cerebro.machine.devices import is_gpu
 from cerebro.model import get_whole_pass
 from cerebro.worker import own_numbers
 from cerebro.worker.aside import leave_no_trace
 from cerebro.worker.held_arrays import digest, find_arrays, is_gathered
 from cerebro.worker.hop_check import are_same, id_of, walk
 from cerebro.worker.messages import Task, Warned
-from cerebro.worker.models import LiveModel, batch_size_of, end_epoch
+from cerebro.worker.models import LiveModel, end_epoch
 from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.runner import UnitRunner
 
@@ -156,10 +155,10 @@ def _last_part_of(path: str) -> str:
 def _is_comparable(runner: UnitRunner, task: Task, live: LiveModel) -> bool:
     """Return whether continuations are comparable, and whether there is room for one more model."""
     context = runner.context
-    varies = is_gpu(context.device) and context.deterministic is False
+    varies = context.exactness.varies_on(context.device)
     if varies or runner.is_not_exact(task.trial):
         return False
-    return 2 * live.held_bytes <= context.live_bytes  # one model more at a time
+    return 2 * live.held_bytes <= context.share.live_bytes  # one model more at a time
 
 
 class _Built(NamedTuple):
@@ -214,7 +213,7 @@ def _continue_training(
 
 
 def _make_first_batch(runner: UnitRunner, live: LiveModel, task: Task) -> Any:
-    size = batch_size_of(task.config, runner.context.batch_size)
+    size = runner.context.batches.size_of(task.config)
     loader = runner.make_loader(live.model, size, training=True, trial=task.trial)
     mix = runner.context.order(task.trial).mix(max(task.part, 0), task.epoch)
     loader.begin([mix], task.epoch, 0, 1)

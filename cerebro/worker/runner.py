@@ -30,7 +30,7 @@ import cerebro._core as _core
 from cerebro.arguments import MAX_INT32, check_whole_number
 from cerebro.data import copies, depots
 from cerebro.data.given_rows import was_given
-from cerebro.data.order import Cut, mix_in_order
+from cerebro.data.order import mix_in_order
 from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
 from cerebro.machine import device_check, generators, turns
 from cerebro.machine import resources as memory
@@ -38,9 +38,6 @@ from cerebro.machine.devices import is_gpu, is_short_of_gpu_memory
 from cerebro.machine.files import ExhaustedError, StorageError, explain_storage_errors, is_full
 from cerebro.machine.flags import (
     TORCH,
-    compute_settings,
-    find_inexact_operation,
-    may_be_inexact,
     note_operations,
 )
 from cerebro.machine.libraries import JAX, KERAS, apply_settings, present_settings, restore_settings
@@ -67,7 +64,6 @@ from cerebro.worker.models import (
     LiveModel,
     Loader,
     batch_device,
-    batch_size_of,
     begin_again,
     build_model,
     describe_left_out,
@@ -286,7 +282,7 @@ class UnitRunner:
             cause = self.describe_cause(error, strip_study(task.config))
             text = traceback_of(error)
         if kind in ("error", "diverged"):
-            append_text(log_path(self.context.log_dir, task.trial), text or cause)
+            append_text(log_path(self.context.folders.logs, task.trial), text or cause)
         return UnitFailed(self.worker, task, kind, cause, text, (task.trial,), bases, place)
 
     def describe_cause(self, error: BaseException, config: Mapping[str, Any]) -> str:
@@ -431,7 +427,7 @@ class UnitRunner:
         structure = describe_structure(tree["model"])
         last, live.structure = live.structure, structure
         tries = self._tries.get(task.trial, 0)
-        has_room = 2 * live.held_bytes <= self.context.live_bytes
+        has_room = 2 * live.held_bytes <= self.context.share.live_bytes
         if last in (None, structure) or tries >= MAX_TRIES or not has_room:
             return False
         self._tries[task.trial] = tries + 1
@@ -461,7 +457,8 @@ class UnitRunner:
             return None
         state_file = epoch_state_file(task.trial, task.epoch)
         with explain_storage_errors():
-            slots.save(str(Path(self.context.epoch_dir, unpublished_name(state_file, state_hash))))
+            name = unpublished_name(state_file, state_hash)
+            slots.save(str(Path(self.context.folders.states, name)))
         return state_file
 
     def _compute(self, live: LiveModel, task: Task) -> UnitSums:
@@ -479,13 +476,13 @@ class UnitRunner:
             f"epoch {task.epoch}, unit {task.step}: the unit ran again with ordinary steps, and so "
             f"does the rest of the trial, because a recorded step is wrong: {error}"
         )
-        append_text(log_path(self.context.log_dir, task.trial), text)
+        append_text(log_path(self.context.folders.logs, task.trial), text)
         return text
 
     def _train(self, live: LiveModel, task: Task) -> UnitSums:
         order = self.context.order(task.trial)
         accumulate = live.model.accumulate if hasattr(live.model, "begin_unit") else 1
-        cut = self._make_cut(
+        cut = self.context.batches.make_cut(
             task.config, check_whole_number("accumulate", accumulate, 1, MAX_INT32)
         )
         part = order.part(task.part, task.epoch, cut)
@@ -513,7 +510,7 @@ class UnitRunner:
     def _evaluate(self, live: LiveModel, task: Task) -> UnitSums:
         """Validate with separate random generators, so that training is not affected."""
         context = self.context
-        batch_size = context.eval_batch_size or batch_size_of(task.config, context.batch_size)
+        batch_size = context.batches.eval_size_of(task.config)
         _, validation = context.views(task.trial)
         assert validation is not None
         for shard in range(validation.num_shards):
@@ -521,7 +518,7 @@ class UnitRunner:
         loader = self.make_loader(live.model, batch_size, training=False, trial=task.trial)
         loader.begin(mix_in_order(validation), 0)
         depots.tell_first_note(loader)
-        seed = evaluation_seed(context.seed, task.trial, task.epoch)
+        seed = evaluation_seed(context.exactness.seed, task.trial, task.epoch)
         with generators.preserve_generators(live.torch, seed):
             device = self.device_of(live.model)
             with replay_recorded_steps(live.model, training=False):
@@ -727,12 +724,12 @@ class UnitRunner:
     def _drop_least_used(self, current: int) -> tuple[int, ...]:
         """Release the least recently used models; return the numbers of their trials."""
         context = self.context
-        limit = context.live_models
+        limit = context.limits.live_models
         if limit is None:
             live = self._live[current]
             size = live.held_bytes
             most = MAX_LIVE_MODELS_ON_GPU if is_gpu(context.device) else MAX_LIVE_MODELS
-            limit = max(1, min(most, context.live_bytes // size))
+            limit = max(1, min(most, context.share.live_bytes // size))
         dropped = []
         while len(self._live) > limit:
             trial = next(iter(self._live))
@@ -770,15 +767,11 @@ class UnitRunner:
             context.views(trial)[0],
             context.order(trial),
             trial=trial,
-            epochs=context.epochs if epochs is None else epochs,
-            cut=self._make_cut(config),
+            epochs=context.limits.epochs if epochs is None else epochs,
+            cut=context.batches.make_cut(config),
             fold=context.fold_of(trial),
             device=context.device,
         )
-
-    def _make_cut(self, config: Mapping[str, Any], accumulate: int = 1) -> Cut:
-        context = self.context
-        return Cut(batch_size_of(config, context.batch_size), context.drop_last, accumulate)
 
     # --- devices ---------------------------------------------------------
 
@@ -795,9 +788,8 @@ class UnitRunner:
         With `strict`, such an operation raises an error for `tolerates`.
         """
         context = self.context
-        choice = context.deterministic, context.device
-        with compute_settings(context.threads, *choice, strict=strict):
-            if not may_be_inexact(*choice):
+        with context.exactness.compute_on(context.device, strict=strict):
+            if not context.exactness.may_be_inexact_on(context.device):
                 yield
                 return
             with note_operations(set() if not_exact is None else not_exact):
@@ -805,7 +797,7 @@ class UnitRunner:
 
     def tolerates(self, error: BaseException, not_exact: set[str]) -> bool:
         """Return whether the work may run again without `strict`; add the operation's name."""
-        name = find_inexact_operation(error, self.context.deterministic, self.context.device)
+        name = self.context.exactness.find_inexact_operation(error, self.context.device)
         if name is not None:
             not_exact.add(name)
         return name is not None
@@ -886,15 +878,15 @@ class UnitRunner:
                 batch_size,
                 context.device,
                 columns=columns,
-                seed=context.seed,
-                shuffle=training and context.shuffle,
+                seed=context.exactness.seed,
+                shuffle=training and context.batches.shuffle,
                 orders=self._orders,
-                drop_last=training and context.drop_last,
-                threads=context.loader_threads,
+                drop_last=training and context.batches.drop_last,
+                threads=context.share.loader_threads,
                 augment=training,
                 copy=copy,
             )
-            depots.set_limit(loader, context.data_bytes)
+            depots.set_limit(loader, context.share.data_bytes)
             self._moved = self._moved or getattr(loader, "why", "")
         self._loaders[key] = loader
         most = MAX_GPU_LOADERS if is_gpu(context.device) else MAX_LOADERS
@@ -939,7 +931,7 @@ class UnitRunner:
         self._sized[key] = now
 
     def _path_of_slots(self, trial: int) -> str:
-        return f"{self.context.state_dir}/{trial}"
+        return f"{self.context.folders.slots}/{trial}"
 
     def _slots_of(self, trial: int) -> _core.Slots:
         slots = self._slots.pop(trial, None)
@@ -952,7 +944,7 @@ class UnitRunner:
     @contextlib.contextmanager
     def redirect_output(self, trial: int | None) -> Iterator[None]:
         """Redirect output to the trial's log; without a trial, discard it."""
-        path = log_path(self.context.log_dir, trial)
+        path = log_path(self.context.folders.logs, trial)
         with redirect_descriptors(path) if self._own_process else redirect_streams(path):
             yield
 
