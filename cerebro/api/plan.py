@@ -20,7 +20,7 @@ import cerebro._core as _core
 from cerebro.api.settings import devices_of, resolve_mode
 from cerebro.api.workers import idle_advice, worker_count
 from cerebro.arguments import check_real_number, check_whole_number
-from cerebro.coordinator.schedule import evaluation_cost, make_schedule
+from cerebro.coordinator.dispatcher import evaluation_cost, make_schedule
 from cerebro.coordinator.simulated_trials import SimulatedSearch
 from cerebro.data.given_rows import is_rows, write_given_rows
 from cerebro.data.order import EpochOrder, Shuffle, resolve_shuffle

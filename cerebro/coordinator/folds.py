@@ -68,8 +68,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         schedule: _core.Schedule,
         overview: Overview,
         hooks: Hooks,
-        *,
-        pinned: Collection[tuple[int, int]] = (),
+        pinned: Collection[tuple[int, int]],
     ) -> None:
         super().__init__(overview.ended)
         self._ranking = settings.ranking

@@ -117,10 +117,8 @@ class Forecaster:
         if record.status in ENDED:
             self.trial_ended(trial)
         # Ended trials have no position.
-        trained = self.parts.count_epochs(trial.position) - self.parts.count_epochs(
-            trial.first_position
-        )
-        self.done += max(trained, record.done - record.first_epoch)
+        trained = max(self.parts.count_epochs(trial.position), record.done)
+        self.done += trained - record.first_epoch
 
     def trial_ended(self, trial: LiveTrial) -> None:
         self._ended_trials += 1

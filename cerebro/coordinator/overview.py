@@ -10,7 +10,6 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from cerebro.coordinator.forecast import Forecast, Forecaster, ToCome
@@ -19,6 +18,7 @@ from cerebro.report import format as fmt
 from cerebro.report.progress import Silent
 from cerebro.report.snapshot import Snapshot, TrialRow
 from cerebro.run.records import ENDED, Ranking, Status, TrialRecord, best_score
+from cerebro.run.settings import Settings
 
 PROGRESS_SECONDS = 0.25
 
@@ -30,30 +30,28 @@ class Overview:
     """Counts the work of a run and shows it, at most a few times per second.
 
     `now` returns the seconds since the run's start. `to_come` returns the work of trials that are
-    still to come. `time_limit` is that of this process, in seconds.
+    still to come.
     """
 
     def __init__(
         self,
-        ranking: Ranking,
-        folder: Path,
+        settings: Settings,
         progress: Any,
         now: Callable[[], float],
         forecaster: Forecaster,
         to_come: Callable[[], ToCome],
-        time_limit: float | None = None,
     ) -> None:
-        self._ranking = ranking
-        self._folder = folder
+        self._ranking = settings.ranking
+        self._folder = settings.folder
         self._progress = progress
         self._now = now
         self.forecaster = forecaster
         self._to_come = to_come
         self._begun = now()
-        self._time_limit = time_limit
+        self._time_limit = settings.limits.time_limit
         self._share = 0.0  # the largest share shown so far
         self._next_show = 0.0
-        self.ended = EndedTrials(ranking)
+        self.ended = EndedTrials(settings.ranking)
         self.first_unit: float | None = None
         """The time at which the first unit was dispatched."""
         self.busy_seconds = 0.0

@@ -457,12 +457,11 @@ def _reopen(
     _raise_target(record, store, request.epochs)
     recorded = {epoch.epoch: epoch.state_hash for epoch in record.epochs}
     point = restorer.resume_point(record, reported)
-    info_epochs = record.info_epochs(point.position, before)
-    if request.epochs is not None and request.epochs != info_epochs:
+    epochs = request.epochs
+    if epochs is not None and epochs != record.info_epochs(point.position, before):
         _remember_epochs(record, store, before)
-        info_epochs = request.epochs
-        record.extensions += ((point.position, info_epochs),)
-        store.add_extension(record.number, point.position, info_epochs)
+        record.extensions += ((point.position, epochs),)
+        store.add_extension(record.number, point.position, epochs)
     # The user wants the trial to continue, so the rule that stopped it starts again.
     anew = record.status == "stopped" and not record.resumable
     record.status, record.resumable = "waiting", False
@@ -471,11 +470,9 @@ def _reopen(
     trial = LiveTrial(
         record,
         position=point.position,
-        first_position=record.first_epoch * restorer.units_per_epoch,
         dispatches=point.attempt,
         epoch_seconds=point.epoch_seconds,
         origin=point.origin,
-        info_epochs=info_epochs,
         expected={e: h for e, h in recorded.items() if e >= record.done},
         history=[] if anew else [epoch.to_history() for epoch in record.epochs],
     )

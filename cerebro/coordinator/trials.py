@@ -159,17 +159,18 @@ class LiveTrials(TrialTable[LiveTrial]):
             best_epoch or (lambda record: record.best_epoch(metric, mode)),
             pinned,
         )
-        self._ended_on: dict[int, list[int]] = {}  # by worker: ended trials to report to it
+        self._held = HeldByWorkers()
         self._settings = settings
-        self._logs = context.folders.logs
-        self._units = context.units_per_epoch
+        self._context = context
         self._store = store
-        self._flushes = 0
+        self._unwritten: set[int] = set()  # trials whose targets have changed since the last flush
         self._schedule = schedule
         self._overview = overview
         self._notify_of = notify_of
         self._stepwise = stepwise
-        self._awaited: dict[tuple[int, int], list[LiveTrial]] = {}  # see `LiveTrial.awaits_parent`
+        # By trial and epoch: in a resumed run, clones that start from this epoch, whose state was
+        # lost. They wait until their parent has trained it again, or has ended.
+        self._awaited: dict[tuple[int, int], list[LiveTrial]] = {}
 
     # --- starting --------------------------------------------------------
 
@@ -187,9 +188,8 @@ class LiveTrials(TrialTable[LiveTrial]):
             record.parent = parent.record.number
             record.parent_epoch = parent.reported_epoch if earlier is None else earlier
         trial = self.by_number[number] = LiveTrial(record, reported=record.first_epoch - 1)
-        trial.first_position = record.first_epoch * self._units
-        trial.position = trial.first_position
-        trial.unwritten = self._flushes
+        trial.position = record.first_epoch * self._context.units_per_epoch
+        self._unwritten.add(number)
         self._store.add_trial(
             number,
             config,
@@ -211,8 +211,8 @@ class LiveTrials(TrialTable[LiveTrial]):
         """Mark a trial as running before one of its units is dispatched."""
         if trial.record.status != "running":
             self.set_status(trial, "running")
-        if trial.unwritten == self._flushes:  # the store must not lag behind the slots
-            self._flushes += 1
+        if trial.record.number in self._unwritten:  # the store must not lag behind the slots
+            self._unwritten.clear()
             self._store.flush()
         if not trial.started:
             trial.started = True
@@ -233,7 +233,7 @@ class LiveTrials(TrialTable[LiveTrial]):
                 continue
             if record.parent_epoch is not None and not record.epochs:
                 self._find_parents_state(trial, record.parent_epoch)
-            epoch, step = divmod(trial.position, self._units)
+            epoch, step = divmod(trial.position, self._context.units_per_epoch)
             self._schedule.add_trial(
                 record.number, epochs=self._goal(trial), epoch=epoch, step=step
             )
@@ -249,8 +249,8 @@ class LiveTrials(TrialTable[LiveTrial]):
         """Start an untrained clone from its parent's state, or make it wait for this state."""
         parent = self.by_number[clone.record.parent or 0]
         is_trained_again = parent.record.done <= epoch and parent.record.status not in ENDED
-        if is_trained_again and clone.position == clone.first_position:
-            clone.awaits_parent = True
+        first_position = clone.record.first_epoch * self._context.units_per_epoch
+        if is_trained_again and clone.position == first_position:
             self._awaited.setdefault((parent.record.number, epoch), []).append(clone)
             return
         # The clone's slots may have the state. If not, only this trial fails.
@@ -260,7 +260,6 @@ class LiveTrials(TrialTable[LiveTrial]):
     def _release_clones(self, parent: LiveTrial, epoch: int) -> None:
         """Start the clones that have waited for this epoch of their parent."""
         for clone in self._awaited.pop((parent.record.number, epoch), ()):
-            clone.awaits_parent = False
             if clone.record.status not in ENDED:
                 clone.clone_of = self.states.clone_of(parent.record, epoch)
                 self._hold_or_release(clone)
@@ -293,13 +292,12 @@ class LiveTrials(TrialTable[LiveTrial]):
             return
         trial.origin = state
         self.states.remove_slots(trial.record.number)
-        for worker in trial.workers:
-            self._ended_on.setdefault(worker, []).append(trial.record.number)
+        self._held.free(trial.record.number)
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
         record = trial.record
         self.aim(trial, epochs)
-        trial.unwritten = self._flushes
+        self._unwritten.add(record.number)
         self._schedule.extend_trial(record.number, self._goal(trial))
         self._hold_or_release(trial)
         if not trial.held:
@@ -335,8 +333,8 @@ class LiveTrials(TrialTable[LiveTrial]):
         If it is None or lies before the end of the last finished epoch, the trial goes back to the
         end of that epoch, or to its beginning if it has none.
         """
-        record, units = trial.record, self._units
-        last_kept = record.done * units if record.epochs else trial.first_position
+        record, units = trial.record, self._context.units_per_epoch
+        last_kept = record.done * units
         if position is None or position < last_kept:
             position = last_kept
             trial.origin = self.states.find_last_state(record)
@@ -354,10 +352,11 @@ class LiveTrials(TrialTable[LiveTrial]):
         """Tell the scheduler whether the trial must wait, for any reason."""
         number = trial.record.number
         paused = trial.paused_by_searcher and all(parent != number for parent, _ in self._awaited)
-        if trial.held or paused or trial.awaits_state or trial.awaits_parent:
-            self._schedule.hold_trial(trial.record.number)
+        awaits_parent = any(clone is trial for clones in self._awaited.values() for clone in clones)
+        if trial.held or paused or trial.awaits_state or awaits_parent:
+            self._schedule.hold_trial(number)
         else:
-            self._schedule.release_trial(trial.record.number)
+            self._schedule.release_trial(number)
 
     # --- ending ----------------------------------------------------------
 
@@ -377,15 +376,13 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._drop_parent(trial)
         for number, epoch in [key for key in self._awaited if key[0] == record.number]:
             for clone in self._awaited.pop((number, epoch)):
-                clone.awaits_parent = False
                 self._hold_or_release(clone)  # its first unit will fail: no state
         self._overview.forecaster.trial_ended(trial)
         self.set_status(trial, status)
         self.states.retire(record, self._epoch_for_clones(trial))
         self.states.remove_slots(record.number)
-        for worker in trial.workers:
-            self._ended_on.setdefault(worker, []).append(record.number)
-        remove_if_empty(log_path(self._logs, record.number))
+        self._held.free(record.number)
+        remove_if_empty(log_path(self._context.folders.logs, record.number))
         self._notify_of(record, "on_trial_end")
         self._note_end(trial)
 
@@ -410,6 +407,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             if trial.scheduled:
                 self._schedule.forget_trial(trial.record.number)
             self.states.forget(trial.record.number)
+            self._held.forget(trial.record.number)
         return [trial.record.number for trial in unused]
 
     def clear_pause(self, trial: LiveTrial) -> None:
@@ -423,6 +421,19 @@ class LiveTrials(TrialTable[LiveTrial]):
         with reader(self._store.folder) as connection:
             (record,) = read_trials(connection, [number])
         return LiveTrial(record)
+
+    # --- without folds, each trial is what the searcher sees -----------------
+
+    def update_from(self, trial: LiveTrial) -> LiveTrial | None:
+        """Return what to report once a trial has finished an epoch or ended; None: not yet."""
+        return trial
+
+    def update_all(self) -> None:
+        """Update the trials of a resumed run."""
+
+    def folds_beside(self, trial: LiveTrial) -> Sequence[LiveTrial]:
+        """Return the other open trials that end with a trial."""
+        return ()
 
     def mark_open_as_stopped(self) -> None:
         """Mark open trials as stopped at the run's end; their slots stay for a later resume."""
@@ -441,14 +452,12 @@ class LiveTrials(TrialTable[LiveTrial]):
         if parent.record.status in ENDED:
             self._over[record.parent] = None
 
-    def take_ended(self, worker: int) -> tuple[int, ...]:
-        """Return the trials that have ended since the last call for this worker."""
-        return tuple(self._ended_on.pop(worker, ()))
+    def take_ended(self, worker: int, trial: LiveTrial) -> tuple[int, ...]:
+        """Return the trials that have ended since the last unit of this worker, which gets one."""
+        return self._held.take(worker, trial.record.number)
 
     def forget_worker(self, worker: int) -> None:
-        self._ended_on.pop(worker, None)
-        for trial in self.by_number.values():
-            trial.workers.discard(worker)
+        self._held.forget_worker(worker)
 
     def set_status(self, trial: LiveTrial, status: Status, *, resumable: bool = False) -> None:
         """Set a trial's status; if `resumable`, the trial counts as open whatever the status."""
@@ -475,7 +484,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             return trial.record.target_epochs
         epochs = trial.reported + (1 if trial.paused_by_searcher else 2)
         # A resumed trial may have trained further, before the decision reached the store.
-        epoch, step = divmod(trial.position, self._units)
+        epoch, step = divmod(trial.position, self._context.units_per_epoch)
         return max(epochs, epoch + (step > 0))
 
 
@@ -493,6 +502,31 @@ def make_recordable(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | No
             stored[str(name)] = repr(value)
             problem = problem or str(error)
     return stored, problem
+
+
+class HeldByWorkers:
+    """Which workers may hold a trial's model or slots, and what they can free."""
+
+    def __init__(self) -> None:
+        self._workers: dict[int, set[int]] = {}  # by trial
+        self._free: dict[int, list[int]] = {}  # by worker: trials of which it can free everything
+
+    def take(self, worker: int, trial: int) -> tuple[int, ...]:
+        """Note that a worker gets a unit of a trial; return the trials that it can free."""
+        self._workers.setdefault(trial, set()).add(worker)
+        return tuple(self._free.pop(worker, ()))
+
+    def free(self, trial: int) -> None:
+        for worker in self._workers.get(trial, ()):
+            self._free.setdefault(worker, []).append(trial)
+
+    def forget(self, trial: int) -> None:
+        self._workers.pop(trial, None)
+
+    def forget_worker(self, worker: int) -> None:
+        self._free.pop(worker, None)
+        for workers in self._workers.values():
+            workers.discard(worker)
 
 
 class KeptStates:
