@@ -12,7 +12,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -175,8 +175,8 @@ threads, seed, shuffle, stagger, live_models, devices, workers_per_device
     """
     arguments = dict(locals())
     if is_rows(data) or is_rows(validation):
-        with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as rows:
-            data, validation = write_given_rows(data, validation, Path(rows))
+        with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as folder:
+            data, validation = write_given_rows(data, validation, Path(folder))
             return plan(**arguments | {"data": data, "validation": validation})
     views = make_validation(data, validation)
     the_threads = check_whole_number("threads", threads, 1)
@@ -203,46 +203,51 @@ threads, seed, shuffle, stagger, live_models, devices, workers_per_device
             seed=check_whole_number("seed", seed, 0, MAX_SEED), threads=the_threads
         ),
     )
-    train, _ = views.get_views(0)
+    train, validation = views.get_views(0)
     order = settings.batches.make_order(train, settings.exactness.seed)
+    places, resident = SeatedShards(0, []), 0
+    if are_gpus(the_devices):
+        seated = assign_devices(the_devices, count)
+        data, together = (views.train, views.held_out, seated), are_together(seated)
+        places = place_pools(*data, order=order, together=together)
+        resident = count_kept_bytes(*data, dealt=places.stay, together=together)
     search = SimulatedSearch(the_searcher, as_space(space), settings)
     speed = rows_per_second or train.num_rows
-    memory = _Memory.measure(views, order, the_devices, count)
-    run = _PlannedRun(search, views, order, 1.0 / speed, live_models, memory.places)
+    run = _PlannedRun(search, views, order, 1.0 / speed, live_models, places)
     for _ in range(count):
         run.join()
     run.place()
     simulation = run.run_to_end()
-    summary = _summarize(simulation, search, views, count, speed, rows_per_second is not None)
-    return replace(
-        summary,
+    rows = bytes_read = 0
+    for unit in simulation.units:
+        trained, held_out = views.get_views(unit.trial)
+        if unit.step == 0:  # an epoch begins, in which all rows are trained on
+            rows += trained.num_rows
+            bytes_read += trained.nbytes
+        if unit.shard < 0 and held_out is not None:
+            rows += held_out.num_rows
+            bytes_read += held_out.nbytes
+    on_disk = train.nbytes + (0 if validation is None else validation.nbytes)
+    trials, makespan = search.end(), simulation.makespan
+    return Plan(
+        trials=len(trials),
+        epochs=sum(len(trial.values) for trial in trials),
+        units=len(simulation.units),
+        rows=rows,
+        bytes_on_disk=on_disk if views.folds is None else views.train.nbytes,
+        bytes_read=bytes_read,
+        makespan=None if rows_per_second is None else makespan,
+        passes=makespan * speed / max(1, train.num_rows),
+        idle_share=simulation.idle_share,
+        first_result=simulation.first_result / makespan if makespan > 0 else math.nan,
+        max_live=simulation.max_live,
+        workers=count,
+        folds=None if views.folds is None else len(views.folds),
         devices=the_devices,
-        device_bytes=memory.bytes,
-        resident_bytes=memory.resident,
+        device_bytes=memory_of(the_devices) if are_gpus(the_devices) else 0,
+        resident_bytes=resident,
         threads=the_threads,
     )
-
-
-@dataclass(frozen=True)
-class _Memory:
-    """The memory of a GPU, the part for data, and which workers hold which shards."""
-
-    places: SeatedShards = field(default_factory=lambda: SeatedShards(0, []))
-    bytes: int = 0
-    resident: int = 0
-
-    @classmethod
-    def measure(
-        cls, views: Validation, order: EpochOrder, devices: Sequence[str], workers: int
-    ) -> _Memory:
-        if not are_gpus(devices):
-            return cls()
-        seated = assign_devices(devices, workers)
-        data = (views.train, views.held_out, seated)
-        together = are_together(seated)
-        places = place_pools(*data, order=order, together=together)
-        resident = count_kept_bytes(*data, dealt=places.stay, together=together)
-        return cls(places, memory_of(devices), resident)
 
 
 class _PlannedRun(SimulatedRun):
@@ -306,45 +311,3 @@ class _PlannedRun(SimulatedRun):
                 self.schedule.add_trial(number, epochs=done + 1, epoch=done)
             self.epochs[number] = done + 1
             self.unfinished.add(number)
-
-
-def _summarize(
-    simulation: Simulation,
-    search: SimulatedSearch,
-    views: Validation,
-    workers: int,
-    speed: float,
-    known: bool,
-) -> Plan:
-    train, validation = views.get_views(0)
-    rows = bytes_read = 0
-    for unit in simulation.units:
-        trained, held_out = views.get_views(unit.trial)
-        if unit.step == 0:  # an epoch begins, in which all rows are trained on
-            rows += trained.num_rows
-            bytes_read += trained.nbytes
-        if unit.shard < 0 and held_out is not None:
-            rows += held_out.num_rows
-            bytes_read += held_out.nbytes
-    trials = search.end()
-    makespan = simulation.makespan
-    on_disk = {view.path: view.nbytes for view in (train, validation) if view is not None}
-    if validation is not None and validation.path == train.path:
-        on_disk[train.path] += train.nbytes
-    if views.folds is not None:
-        on_disk = {views.train.path: views.train.nbytes}
-    return Plan(
-        trials=len(trials),
-        epochs=sum(len(trial.values) for trial in trials),
-        units=len(simulation.units),
-        rows=rows,
-        bytes_on_disk=sum(on_disk.values()),
-        bytes_read=bytes_read,
-        makespan=makespan if known else None,
-        passes=makespan * speed / max(1, train.num_rows),
-        idle_share=simulation.idle_share,
-        first_result=simulation.first_result / makespan if makespan > 0 else math.nan,
-        max_live=simulation.max_live,
-        workers=workers,
-        folds=None if views.folds is None else len(views.folds),
-    )

@@ -212,8 +212,12 @@ def _train_line(
 ) -> Replay:
     """Train a trial after its ancestors; add differences in the ancestors' states to `known`."""
     count = len(record.epochs) if asked is None else min(asked, len(record.epochs))
+    line = [(record, count)]  # the oldest ancestor first, each with its own epochs to train
+    while record.parent is not None and record.parent_epoch is not None:
+        parent = result.saved.records[record.parent]
+        line.insert(0, (parent, record.parent_epoch + 1 - parent.first_epoch))
+        record = parent
     retraining.begin()
-    line = trace_lineage(result.saved.records, record.number, count)
     *ancestors, last = [retraining.train(*member) for member in line]
     for ancestor in ancestors:
         if not ancestor.identical:
@@ -232,47 +236,26 @@ def _combine_folds(record: TrialRecord, folds: list[Replay]) -> Replay:
         )
         for at, recorded in enumerate(record.epochs[:count])
     ]
-    errors = [
-        f"fold {fold.trial % len(record.folds)}: {fold.error}" for fold in folds if fold.error
-    ]
-    error = errors[0] if errors else None
-    return Replay(record.number, epochs, [], error, record.first_epoch, folds)
-
-
-def trace_lineage(
-    records: Sequence[TrialRecord], number: int, epochs: int
-) -> list[tuple[TrialRecord, int]]:
-    """Return a trial's ancestors, oldest first, and itself, each with its own epochs to train."""
-    record = records[number]
-    line = [(record, epochs)]
-    while record.parent is not None and record.parent_epoch is not None:
-        parent = records[record.parent]
-        line.insert(0, (parent, record.parent_epoch + 1 - parent.first_epoch))
-        record = parent
-    return line
+    errors = (f"fold {f.trial % len(record.folds)}: {f.error}" for f in folds if f.error)
+    return Replay(record.number, epochs, [], next(errors, None), record.first_epoch, folds)
 
 
 def _record_of(result: Result, trial: int | Trial) -> TrialRecord:
+    number = trial.number if isinstance(trial, Trial) else check_whole_number("trial", trial, 0)
     if isinstance(trial, Trial) and trial.fold is not None:
         record = trial.record
-        number: int | None = trial.number
+    elif number >= len(result.trials):
+        raise InputError(
+            f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}"
+        )
     else:
-        number = trial.number if isinstance(trial, Trial) else check_whole_number("trial", trial, 0)
-        record = _find_record(result, number)
+        record = result.trials[number].record
     if not any(part.epochs for part in (record, *record.folds)):
         cause = f" ({record.error})" if record.error else ""
         raise InputError(
             f"trial {number} of {result.path} has finished no epoch{cause}: nothing to replay"
         )
     return record
-
-
-def _find_record(result: Result, number: int | None) -> TrialRecord:
-    if number is None or number >= len(result.trials):
-        raise InputError(
-            f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}"
-        )
-    return result.trials[number].record
 
 
 def list_known_differences(
@@ -301,10 +284,7 @@ def list_known_differences(
 
 
 class Retraining:
-    """A new worker that trains a trial again from its beginning, after its ancestors.
-
-    The context is the run's, with separate folders for states and logs.
-    """
+    """A new worker that trains a trial again from its beginning, after its ancestors."""
 
     def __init__(
         self, context: RunContext, retries: int, seats: Sequence[Device | None] = ()
@@ -356,36 +336,31 @@ class Retraining:
         return Replay(record.number, replayed, [], self._problem, record.first_epoch)
 
     def _run_unit(self, record: TrialRecord, position: int, first: int, last: int) -> Event:
+        context = self._context
+        epoch, step = divmod(position, context.units_per_epoch)
+        parts = [*context.order(record.number).visits(record.number, epoch), -1]  # -1: validation
+        is_clone = position == first and record.parent is not None
         for _ in range(self._retries + 1):
-            task = self._task(record, position)
-            if position == first and record.parent is not None:
-                task = replace(task, clone_of=self._parent)
-            if position == last:  # a clone may begin with this state
-                task = replace(task, keep_state=True)
+            self._dispatches += 1
+            task = Task(
+                trial=record.number,
+                config=record.config,
+                epoch=epoch,
+                step=step,
+                part=parts[step],
+                attempt=0,
+                position=position,
+                epochs=record.info_epochs(position, context.limits.epochs),
+                dispatch=self._dispatches,
+                keep_state=position == last,  # a clone may begin with this state
+                clone_of=self._parent if is_clone else None,
+            )
             self._executor.submit(self._worker, task)
             (event,) = self._executor.wait()
             if not isinstance(event, WorkerLost):
                 break
             self._worker = self._executor.replace(self._worker)
         return event
-
-    def _task(self, record: TrialRecord, position: int) -> Task:
-        context = self._context
-        epoch, step = divmod(position, context.units_per_epoch)
-        parts = [*context.order(record.number).visits(record.number, epoch), -1]  # -1: validation
-        self._dispatches += 1
-        return Task(
-            trial=record.number,
-            config=record.config,
-            epoch=epoch,
-            step=step,
-            part=parts[step],
-            attempt=0,
-            position=position,
-            epochs=record.info_epochs(position, context.limits.epochs),
-            dispatch=self._dispatches,
-            keep_state=False,
-        )
 
     def close(self) -> None:
         self._executor.close(kill=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -126,13 +127,18 @@ def resume(
             check_trials(trials, len(saved.configurations)),
             saved.trials_each,
         )
-        check_epochs(saved, request)
+        before = saved.settings
+        if request.epochs is not None and request.epochs < before["epochs"]:
+            raise InputError(
+                f"epochs={request.epochs}, but the run trains for {before['epochs']}: give more, "
+                "or leave it out"
+            )
         if is_over(saved, request):
             record_new_places(saved, data, validation)
             clean_up(saved)
             return Result(path, build=build)
         as_before = executor is None and workers is None
-        announce(progress, saved.settings["workers"] if as_before else workers)
+        announce(progress, before["workers"] if as_before else workers)
         settings = settings_of(
             saved,
             build=build,
@@ -143,13 +149,12 @@ def resume(
             progress=progress,
         )
         if executor is not None:
-            kind = "auto" if are_gpus(read_devices(saved.settings)) else CPU
-            settings = replace(
-                settings,
-                executor=check_executor(executor),
-                devices=devices_of(kind, None, executor),
-            )
-        return train_rest(saved, owner, apply_epochs(settings, request), request, None)
+            kind = "auto" if are_gpus(read_devices(before)) else CPU
+            the_devices = devices_of(kind, None, executor)
+            settings = replace(settings, executor=check_executor(executor), devices=the_devices)
+        if request.epochs is not None and request.trials is None:  # it applies to all trials
+            settings = replace(settings, limits=replace(settings.limits, epochs=request.epochs))
+        return train_rest(saved, owner, settings, request, None)
 
 
 def download_run(url: str, callbacks: Any) -> tuple[Path, Sequence[Any]]:
@@ -165,17 +170,22 @@ def download_run(url: str, callbacks: Any) -> tuple[Path, Sequence[Any]]:
 
 
 def resume_search(settings: Settings, searcher: Searcher) -> Result:
-    """Resume the run that a search with the same arguments started.
+    """Resume the run that a search with the same arguments, but for more epochs or trials, started.
 
-    The new settings may have more epochs or trials than before; the searcher has not been set up.
-    Raises InputError if the settings would have produced different trials, if the searcher cannot
-    add trials, or if another process trains the run.
+    The searcher has not been set up. Raise InputError if the settings would have produced different
+    trials, if the searcher cannot add trials, or if another process trains the run.
     """
     saved = SavedRun(settings.folder, build=settings.build)
     with Owner.take_over(saved.folder) as owner:
         check_whole_store(saved.folder)
         saved.refresh()
-        refuse_changes(saved, settings)
+        differences = list(find_differences(saved, settings))
+        if differences:
+            raise InputError(
+                f"the run in {saved.path} started with other settings: {'; '.join(differences)}. "
+                "Give the same to resume it, or start a new run with another run= or "
+                "if_exists='new'"
+            )
         before = saved.settings
         epochs, n_trials = settings.limits.epochs, settings.limits.n_trials
         further = epochs if epochs != before["epochs"] else None
@@ -190,13 +200,6 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
 
 def is_over(saved: SavedRun, request: ResumeRequest) -> bool:
     return saved.meta["status"] == "finished" and not any(map(request.includes, saved.records))
-
-
-def ask_again(saved: SavedRun) -> None:
-    """Make the search loop ask the searcher again, although it had nothing more to suggest."""
-    loop = saved.meta.get("search_loop")
-    if loop:
-        saved.meta["search_loop"] = {**loop, "is_exhausted": False}
 
 
 def record_new_places(saved: SavedRun, data: Any, validation: Any) -> None:
@@ -219,22 +222,6 @@ def clean_up(saved: SavedRun) -> None:
         sweep_states(saved.folder, saved.state_dir)
 
 
-def check_epochs(saved: SavedRun, request: ResumeRequest) -> None:
-    """Raise InputError if the request has fewer epochs than the run."""
-    before = saved.settings["epochs"]
-    if request.epochs is not None and request.epochs < before:
-        raise InputError(
-            f"epochs={request.epochs}, but the run trains for {before}: give more, or leave it out"
-        )
-
-
-def apply_epochs(settings: Settings, request: ResumeRequest) -> Settings:
-    """Return the settings, with the new number of epochs if it applies to all trials."""
-    if request.epochs is None or request.trials is not None:
-        return settings
-    return replace(settings, limits=replace(settings.limits, epochs=request.epochs))
-
-
 # --- training further --------------------------------------------------------
 
 
@@ -253,8 +240,9 @@ def train_rest(
     has more to suggest, even if the run is finished.
     """
     the_searcher = searcher_of(saved, settings, request, searcher, more=more)
-    if more:
-        ask_again(saved)
+    loop = saved.meta.get("search_loop")
+    if more and loop:  # ask the searcher again, although it had nothing more to suggest
+        saved.meta["search_loop"] = {**loop, "is_exhausted": False}
     now = environment.describe(settings.exactness.threads, settings.devices[0])
     if not trains_here(settings):  # workers get the run's seed
         now["variables"].pop(environment.HASH_SEED, None)
@@ -285,8 +273,7 @@ def searcher_of(
 ) -> Searcher:
     """Return the run's searcher in the state in which the run ended.
 
-    Raises InputError if it cannot be recreated, or still has to decide on trials that are to be
-    trained further.
+    Raise InputError if it cannot be recreated, or still has to decide on trials to train further.
     """
     description = saved.meta["searcher_class"]
     over = has_decided_all(saved)
@@ -325,18 +312,10 @@ def searcher_of(
 
 
 MAY_DIFFER = {
-    "workers",
-    "max_retries",
-    "unit_timeout",
-    "time_limit",
-    "live_models",
-    "epochs",
-    "n_trials",
-    "devices",
-    "space",
-    "searcher_name",
-}
-"""Settings that may change when a script resumes its run, or that are compared elsewhere."""
+    "workers", "max_retries", "unit_timeout", "time_limit", "live_models", "devices",
+    "epochs", "n_trials", "space", "searcher_name",  # compared elsewhere
+}  # fmt: skip
+"""Settings that may change when a script resumes its run."""
 
 
 def settings_of(
@@ -349,11 +328,10 @@ def settings_of(
     callbacks: Sequence[Any],
     progress: Any,
 ) -> Settings:
-    """Return the settings with which a run started.
+    """Return the settings with which a run started, with data that may have moved.
 
-    `data` and `validation` are given if they have moved. With ``workers=None``, the run has as many
-    as before. Raises InputError if the data or ``build`` is missing or has changed, and
-    CorruptDataError if the record is damaged.
+    Raise InputError if the data or ``build`` is missing or has changed, and CorruptDataError if the
+    record is damaged.
     """
     meta = saved.meta
     record = meta["settings"]
@@ -403,9 +381,8 @@ def settings_of(
 def open_moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
     """Return the run's ``"data"`` or ``"validation"``, from its new path if it has moved.
 
-    `given` has datasets, paths or None: first the new path of this dataset, then that of the
-    training data, which may be another part of the same dataset. Raises InputError if the data is
-    missing, or is not the run's.
+    `given` has datasets, paths or None: for this data, then for the training data, which may be
+    another part of the same dataset. Raise InputError if it is missing, or is not the run's.
     """
     spec = saved.meta[name]
     if spec is None:
@@ -437,17 +414,8 @@ def open_moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
         ) from error
 
 
-def refuse_changes(saved: SavedRun, settings: Settings) -> None:
-    """Raise InputError if the settings would have produced different trials."""
-    differences = list(_find_differences(saved, settings))
-    if differences:
-        raise InputError(
-            f"the run in {saved.path} started with other settings: {'; '.join(differences)}. "
-            "Give the same to resume it, or start a new run with another run= or if_exists='new'"
-        )
-
-
-def _find_differences(saved: SavedRun, settings: Settings) -> Any:
+def find_differences(saved: SavedRun, settings: Settings) -> Iterator[str]:
+    """Yield how settings differ that would have produced different trials."""
     recorded = saved.meta["settings"]
     now = round_trip(settings.record())
     missing = sorted(now.keys() - recorded.keys())
@@ -455,14 +423,14 @@ def _find_differences(saved: SavedRun, settings: Settings) -> Any:
         raise CorruptDataError(
             f"{saved.path}: some of its settings are not recorded: {', '.join(missing)}"
         )
-    adaptive = saved.meta["searcher_class"]["adaptive"]
+    may_differ = MAY_DIFFER
+    if not saved.meta["searcher_class"]["adaptive"]:
+        may_differ = {*MAY_DIFFER, "width"}
     for name in now:
-        if name in MAY_DIFFER or (name == "width" and not adaptive):
-            continue
-        if recorded[name] != now[name]:
+        if name not in may_differ and recorded[name] != now[name]:
             yield f"{name} was {recorded[name]!r}, is {now[name]!r}"
-    for name in ("epochs", "n_trials"):
-        if _as_number(now[name]) < _as_number(recorded[name]):
+    for name in ("epochs", "n_trials"):  # None is more than any number
+        if (now[name] or math.inf) < (recorded[name] or math.inf):
             yield f"{name} was {recorded[name]!r}, is {now[name]!r} (it can only be increased)"
     for name, before, value in (
         ("points", saved.meta["points"], list(settings.strategy.points)),
@@ -498,10 +466,6 @@ def _compare_searchers(known: Mapping[str, Any], now: Mapping[str, Any]) -> Iter
 def round_trip(value: Any) -> Any:
     """Return a value as it is after being stored and read back."""
     return decode(encode(value))
-
-
-def _as_number(value: int | None) -> float:
-    return float("inf") if value is None else value
 
 
 def check_trials(trials: Any, count: int) -> tuple[int, ...] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import shutil
 import sys
@@ -11,9 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
-from pathlib import Path
-from typing import Any, Literal, ParamSpec
+from typing import Any, Literal
 
 from cerebro.api.check import ask_worker
 from cerebro.api.resume import resume_search
@@ -87,31 +84,6 @@ from cerebro.searchers.stopping import EarlyStopping
 from cerebro.space import Space, as_space
 from cerebro.worker.messages import CheckDone, CheckTask, RunFolders
 
-P = ParamSpec("P")
-
-
-def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Decorate a search: data given in memory is first written to the run's folder.
-
-    The argument ``progress`` must already be a display, which `shows_progress` provides.
-    """
-    signature = inspect.signature(function)
-
-    @wraps(function)
-    def run_with_rows(*args: P.args, **kwargs: P.kwargs) -> Result:
-        refuse("cerebro.search")  # reject the call before anything is written
-        try:
-            bound: Any = signature.bind(*args, **kwargs).arguments
-        except TypeError:
-            return function(*args, **kwargs)  # its message names the function
-        where = bound.get("run"), bound.get("if_exists", "error")
-        phase = bound["progress"].phase
-        with write_rows(bound["data"], bound.get("validation"), *where, phase) as written_to:
-            views = dict(zip(("data", "validation", "run"), written_to, strict=True))
-            return function(**{**bound, **views})  # type: ignore[call-arg]
-
-    return run_with_rows
-
 
 @contextlib.contextmanager
 def write_rows(
@@ -133,9 +105,7 @@ def write_rows(
         folder = new_run_folder(run, if_exists)
         if if_exists == "error" and gives_way(folder):
             make_way(folder)
-        created = [
-            path for path in (*(folder / name for name in FOLDERS), folder) if not path.exists()
-        ]
+        made = [path for path in (*(folder / n for n in FOLDERS), folder) if not path.exists()]
         claim_folder(folder)
         token = rows_in.set(folder)
         try:
@@ -143,22 +113,15 @@ def write_rows(
             yield *write_given_rows(data, validation, folder), folder
         finally:
             rows_in.reset(token)
-            if not (folder / FILE).exists():
-                remove_rows(created)
-
-
-def remove_rows(made: Sequence[Path]) -> None:
-    """Remove the rows of a run that was not created, and the run's folder if it is empty."""
-    for path in made:
-        if path.name in FOLDERS:
-            shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            path.rmdir()
+            for path in () if (folder / FILE).exists() else made:
+                if path.name in FOLDERS:
+                    shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    path.rmdir()
 
 
 @explain_keywords(SEARCH)
 @shows_progress
-@takes_rows
 def search(
     build: Callable[..., Any],
     space: Any,
@@ -349,96 +312,90 @@ def search(
         If a data file does not match its manifest.
     """
     refuse("cerebro.search")
-    check_build(build)
-    check_one_of("select", select, ("best", "last"))
-    check_one_of("keep", keep, ("best", "last", "all"))
-    check_one_of("deterministic", deterministic, ("warn", True, False))
-    train, held_out, folds = make_validation(data, validation)
-    check_rows(held_out)
-    folder = new_run_folder(run, if_exists)
-    goes_on = if_exists == "resume" and (folder / FILE).exists()
-    the_space, the_searcher = as_space(space), make_searcher(searcher)
-    the_threads = check_whole_number("threads", threads, 1, MAX_THREADS)
-    workers = choose_worker_count(workers, executor)
-    is_known = executor is None or workers is not None
-    the_devices = devices_of(devices, workers_per_device, executor)
-    by_itself = executor is None and name_devices(devices) == ["auto"]
-    before = SavedRun(folder).settings if goes_on else None
-    if before is not None and by_itself and are_gpus(the_devices):
-        # The devices on which the run started.
-        the_devices = choose_resume_devices(read_devices(before))
-    counted = the_devices if executor is None else (CPU,)  # an executor counts its own workers
-    the_workers = worker_count(workers, the_threads, counted, workers_per_device)
-    settings = Settings(
-        build=build,
-        train=train,
-        validation=held_out,
-        folds=folds,
-        ranking=Ranking(metric, resolve_mode(metric, mode), select),
-        strategy=Strategy(
-            searcher_name=searcher if isinstance(searcher, str) else type(searcher).__name__,
-            width=check_whole_number("width", 8 if width is None else width, 1),
-            asynchronous=bool(asynchronous),
-            stop=check_stop(stop),
-            space=repr(space),
-            points=check_points(points),
-            space_json=the_space.to_json(),
-            searcher_class=describe(the_searcher),
-        ),
-        limits=Limits(
-            epochs=check_whole_number("epochs", epochs, 1),
-            n_trials=check_whole_number("n_trials", n_trials, 1, optional=True),
-            max_retries=check_whole_number("max_retries", max_retries, 0),
-            unit_timeout=seconds_per_unit(unit_timeout, the_workers, executor),
-            time_limit=check_real_number("time_limit", time_limit, above=0, optional=True),
-            live_models=check_whole_number("live_models", live_models, 1, optional=True),
-        ),
-        batches=Batches(
-            batch_size=check_whole_number("batch_size", batch_size, 1, optional=True),
-            eval_batch_size=check_whole_number("eval_batch_size", eval_batch_size, 1, optional=True)
-            or eval_rows(train),
-            drop_last=bool(drop_last),
-            shuffle=resolve_shuffle(shuffle, train, stagger=bool(stagger)),
-            stagger=bool(stagger),
-        ),
-        exactness=Exactness(
-            seed=check_whole_number("seed", seed, 0, MAX_SEED),
-            threads=the_threads,
-            deterministic=deterministic,
-        ),
-        workers=the_workers,
-        devices=the_devices,
-        executor=check_executor(executor),
-        folder=folder,
-        state_dir=slots_folder(folder, state_dir, goes_on=goes_on),
-        keep=keep,
-        callbacks=check_callbacks(callbacks),
-        progress=progress,
-    )
-    if settings.batches.shuffle == "shards":
-        check_shards(train)
-        for fold in range(0 if folds is None else len(folds)):
-            make_validation(train, folds).get_views(fold)[0]._weight_sums(across=False)
-    if is_known:
-        advice = None if goes_on else _idle_advice(settings, the_searcher)
-        announce(progress, the_workers, advice)
-    else:
-        announce(progress, None)
-    _start_early(settings)
-    if goes_on:
-        _warn_if_mixed(the_devices)
-        return resume_search(settings, the_searcher)
-    chosen_for = None
-    if by_itself and workers_per_device is None:
-        chosen_for = worker_count(workers, the_threads)
-    return run_search(settings, the_space, the_searcher, chosen_for)
-
-
-def _start_early(settings: Settings) -> None:
-    """Let workers on the CPUs of this machine start while the search is prepared."""
-    if settings.executor is None and settings.devices == (CPU,):
-        loaded = [name for name in ("torch",) if name in sys.modules]
-        warm_workers.start_early(settings.exactness.threads, [None] * settings.workers, loaded)
+    show: Any = progress  # a display, from `shows_progress`
+    with write_rows(data, validation, run, if_exists, show.phase) as (data, validation, run):
+        check_build(build)
+        check_one_of("select", select, ("best", "last"))
+        check_one_of("keep", keep, ("best", "last", "all"))
+        check_one_of("deterministic", deterministic, ("warn", True, False))
+        train, held_out, folds = make_validation(data, validation)
+        check_rows(held_out)
+        folder = new_run_folder(run, if_exists)
+        goes_on = if_exists == "resume" and (folder / FILE).exists()
+        the_space, the_searcher = as_space(space), make_searcher(searcher)
+        the_threads = check_whole_number("threads", threads, 1, MAX_THREADS)
+        workers = choose_worker_count(workers, executor)
+        is_known = executor is None or workers is not None
+        the_devices = devices_of(devices, workers_per_device, executor)
+        by_itself = executor is None and name_devices(devices) == ["auto"]
+        before = SavedRun(folder).settings if goes_on else None
+        if before is not None and by_itself and are_gpus(the_devices):
+            # The devices on which the run started.
+            the_devices = choose_resume_devices(read_devices(before))
+        counted = the_devices if executor is None else (CPU,)  # an executor counts its own workers
+        the_workers = worker_count(workers, the_threads, counted, workers_per_device)
+        eval_size = check_whole_number("eval_batch_size", eval_batch_size, 1, optional=True)
+        settings = Settings(
+            build=build,
+            train=train,
+            validation=held_out,
+            folds=folds,
+            ranking=Ranking(metric, resolve_mode(metric, mode), select),
+            strategy=Strategy(
+                searcher_name=searcher if isinstance(searcher, str) else type(searcher).__name__,
+                width=check_whole_number("width", 8 if width is None else width, 1),
+                asynchronous=bool(asynchronous),
+                stop=check_stop(stop),
+                space=repr(space),
+                points=check_points(points),
+                space_json=the_space.to_json(),
+                searcher_class=describe(the_searcher),
+            ),
+            limits=Limits(
+                epochs=check_whole_number("epochs", epochs, 1),
+                n_trials=check_whole_number("n_trials", n_trials, 1, optional=True),
+                max_retries=check_whole_number("max_retries", max_retries, 0),
+                unit_timeout=seconds_per_unit(unit_timeout, the_workers, executor),
+                time_limit=check_real_number("time_limit", time_limit, above=0, optional=True),
+                live_models=check_whole_number("live_models", live_models, 1, optional=True),
+            ),
+            batches=Batches(
+                batch_size=check_whole_number("batch_size", batch_size, 1, optional=True),
+                eval_batch_size=eval_size or eval_rows(train),
+                drop_last=bool(drop_last),
+                shuffle=resolve_shuffle(shuffle, train, stagger=bool(stagger)),
+                stagger=bool(stagger),
+            ),
+            exactness=Exactness(
+                seed=check_whole_number("seed", seed, 0, MAX_SEED),
+                threads=the_threads,
+                deterministic=deterministic,
+            ),
+            workers=the_workers,
+            devices=the_devices,
+            executor=check_executor(executor),
+            folder=folder,
+            state_dir=slots_folder(folder, state_dir, goes_on=goes_on),
+            keep=keep,
+            callbacks=check_callbacks(callbacks),
+            progress=progress,
+        )
+        if settings.batches.shuffle == "shards":
+            check_shards(train)
+            for fold in range(0 if folds is None else len(folds)):
+                make_validation(train, folds).get_views(fold)[0]._weight_sums(across=False)
+        advice = _idle_advice(settings, the_searcher) if is_known and not goes_on else None
+        announce(progress, the_workers if is_known else None, advice)
+        if executor is None and the_devices == (CPU,):  # let workers start during the preparation
+            loaded = [name for name in ("torch",) if name in sys.modules]
+            warm_workers.start_early(the_threads, [None] * the_workers, loaded)
+        if goes_on:
+            _warn_if_mixed(the_devices)
+            return resume_search(settings, the_searcher)
+        chosen_for = None
+        if by_itself and workers_per_device is None:
+            chosen_for = worker_count(workers, the_threads)
+        return run_search(settings, the_space, the_searcher, chosen_for)
 
 
 def _idle_advice(settings: Settings, searcher: Searcher) -> str | None:

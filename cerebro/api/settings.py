@@ -62,11 +62,8 @@ def check_callbacks(callbacks: Any) -> tuple[Any, ...]:
 
 def check_executor(executor: Any) -> Any:
     """Check that an executor has the methods of `cerebro.executors.base.Executor`."""
-    missing = [
-        name
-        for name in ("start", "submit", "wait", "replace", "close")
-        if not callable(getattr(executor, name, None))
-    ]
+    names = ("start", "submit", "wait", "replace", "close")
+    missing = [name for name in names if not callable(getattr(executor, name, None))]
     if executor is not None and missing:
         raise InputError(
             f"executor={executor!r} is not an executor: it has no {missing[0]}() method"

@@ -16,9 +16,8 @@ from cerebro.run.records import TrialRecord
 class Hooks:
     """Calls the hooks of a run's callbacks and remembers which callback failed.
 
-    Exceptions raised by callbacks propagate unchanged; `cause_of` names the callback. Exceptions
-    raised by observers do not propagate; an observer that fails is not called again. `view`
-    converts a record into the `Trial` passed to callbacks: a copy of the trial as it is now.
+    Exceptions of callbacks propagate unchanged; `cause_of` names the callback. An observer that
+    fails is not called again. `view` makes a `Trial`, a copy of the trial as it is now.
     """
 
     def __init__(self, callbacks: Sequence[Any], view: Callable[[TrialRecord], Any]) -> None:
@@ -84,10 +83,8 @@ class Hooks:
     def _call(
         self, callback: Any, hook: str, method: Callable[..., None], arguments: tuple[Any, ...]
     ) -> None:
-        if all(
-            callback is not other for other in self._callbacks
-        ):  # an observer that failed after the call was postponed
-            return
+        if all(callback is not other for other in self._callbacks):
+            return  # an observer that failed after the call was postponed
         try:
             method(*arguments)
         except KeyboardInterrupt:  # Ctrl-C is not the callback's error

@@ -63,10 +63,9 @@ def conduct(
     """Train until the searcher is done, the time is up, or the user stops the run.
 
     `first` is the first suggestion for a new run; `previous` is what an earlier process left of a
-    resumed one. The searcher is already set up.
-
-    Raise RunError if no trial can be trained. Raise KeyboardInterrupt on Ctrl-C, and SystemExit
-    with status 143 on SIGTERM, after the run was closed, with a message that says how to resume it.
+    resumed one. The searcher is already set up. Raise RunError if no trial can be trained. After
+    the run was closed, raise KeyboardInterrupt on Ctrl-C and SystemExit with status 143 on SIGTERM,
+    with a message that says how to resume it.
     """
     warn_of_edits()
     with exit_on_sigterm():
@@ -145,10 +144,9 @@ def conduct(
 
 
 def require_metrics(settings: Settings, metrics: Sequence[str], words: Words) -> None:
-    """Check that a model whose arguments fix its metrics reports those that the search needs.
+    """Raise RunError if a model with these metrics cannot be ranked.
 
-    Raise RunError if trials cannot be ranked, and InputError if early stopping monitors another
-    metric.
+    Raise InputError if early stopping monitors another metric.
     """
     missing = explain_missing_metric(
         settings.ranking.metric, metrics, validated=settings.validates, words=words
@@ -163,9 +161,9 @@ def warn_of_edits() -> None:
     """Warn if the user has edited a module, but this process still has the old version."""
     edited = edited_since_import()
     if edited:
-        them, names = ("it", "them")[len(edited) > 1], ", ".join(edited)
+        were, them = ("was", "it") if len(edited) == 1 else ("were", "them")
         warnings.warn(
-            f"{names} {'was' if len(edited) == 1 else 'were'} edited after this program imported "
+            f"{', '.join(edited)} {were} edited after this program imported "
             f"{them}, and the search trains what was imported: importlib.reload() or a new program "
             "takes the edited one",
             stacklevel=find_stacklevel(),
@@ -201,17 +199,16 @@ def exit_on_sigterm() -> Iterator[None]:
 
 
 class RunSession:
-    """Holds the resources of a process that trains a run, and closes them at the end.
+    """Holds the resources of a process that trains a run, and closes them, the owner's lock last.
 
     Without an exception, the workers end and the run gets the coordinator's status. On any
-    exception, the workers are killed, and all finished work is kept. The run's owner lock is
-    released last.
+    exception, the workers are killed, and all finished work is kept.
     """
 
     def __init__(self, settings: Settings, context: RunContext) -> None:
         self.context = context
         self.progress = make_progress(settings.progress)
-        self.executor: Executor = settings.executor or make_default_executor(settings)
+        self.executor: Executor = settings.executor or make_executor(settings)
         self.opened: OwnedRun | None = None
         self.result: Result | None = None
         self.hooks: Hooks | None = None
@@ -263,7 +260,8 @@ class RunSession:
                 record |= {"status": "failed", "error": cause}
             if self.coordinator is not None:
                 yield self.coordinator.end_open_trials
-                yield partial(show_early_end, self.progress, self.coordinator, error)
+                shown = self.coordinator.snapshot
+                yield lambda: self.progress.ended_early(shown(), error)
             for item in record.items():
                 yield partial(self.opened.store.set_meta, *item)
             yield partial(close_store, self.opened, Path(self.context.folders.slots))
@@ -275,11 +273,6 @@ class RunSession:
             yield partial(complete_error, error, self.result)
         if self.hooks is not None:
             yield self.hooks.close
-
-
-def show_early_end(progress: Progress, coordinator: Coordinator, error: BaseException) -> None:
-    """Show the run as it was when an error or an interrupt ended it."""
-    progress.ended_early(coordinator.snapshot(), error)
 
 
 def close_store(opened: OwnedRun, state_dir: Path) -> None:
@@ -297,17 +290,17 @@ def complete_error(error: BaseException, result: Result) -> None:
     elif isinstance(error, KeyboardInterrupt):
         # A build that the user has not written says what can be done without it.
         lines_for = getattr(result.saved.known_build, "lines_on_interrupt", None)
-        if lines_for is not None:
+        if lines_for is None:
+            explain_interrupt(error, format_for_notebook(result), explain_resuming(result), result)
+        else:
             lines = lines_for(describe_kept(result), str(result.path))
             explain_interrupt(error, lines, "\n".join(lines), result)
-        else:
-            explain_interrupt(error, format_for_notebook(result), explain_resuming(result), result)
 
 
 def explain_resuming(result: Result) -> str:
     """Return a message that describes what an interrupted run has kept and how to resume it."""
     path, saved = str(result.path), result.saved
-    if not can_be_resumed_by_name(saved):
+    if not is_describable(saved.meta["searcher_class"]):
         command = format_same_call(saved)
     elif saved.recipe.is_importable:
         command = f"python -m cerebro resume {shlex.quote(path)}"
@@ -346,18 +339,13 @@ def format_for_notebook(result: Result) -> list[str]:
     """Return the message for a notebook, where a `build` that has a name can be found again."""
     path, saved = str(result.path), result.saved
     command = f"result = cerebro.resume({path!r}{'' if saved.recipe.has_name else ', build'})"
-    if not can_be_resumed_by_name(saved):
+    if not is_describable(saved.meta["searcher_class"]):
         command = format_same_call(saved)
     return [
         describe_kept(result),
         f"to see it:     result = cerebro.open({path!r})",
         f"to resume it:  {command}",
     ]
-
-
-def can_be_resumed_by_name(saved: SavedRun) -> bool:
-    """Return whether the run's searcher can be recreated from its record."""
-    return is_describable(saved.meta["searcher_class"])
 
 
 def format_same_call(saved: SavedRun) -> str:
@@ -368,7 +356,7 @@ def format_same_call(saved: SavedRun) -> str:
     return f"the search as before, with run={path!r}, if_exists='resume'"
 
 
-def make_default_executor(settings: Settings) -> Executor:
+def make_executor(settings: Settings) -> Executor:
     """Return an executor that trains in workers on this machine or in this process."""
     if settings.workers == 0:
         return InlineExecutor()
@@ -376,22 +364,17 @@ def make_default_executor(settings: Settings) -> Executor:
     return LocalExecutor(settings.workers, settings.exactness.threads, seats=seats)
 
 
-def device_of(settings: Settings) -> str:
-    """Return the device's name in a worker, which sees only its own GPU."""
-    return settings.devices[0] if trains_here(settings) else name_in_worker(settings.devices)
-
-
 def trains_here(settings: Settings) -> bool:
     return settings.executor is None and settings.workers == 0
 
 
 def make_run_context(settings: Settings, recorded: Mapping[str, Any] | None = None) -> RunContext:
-    """Return the part of the run's settings that workers need.
+    """Return what workers need of a run.
 
     `recorded` is the environment in which a resumed run began, for its settings of PyTorch, Keras
     and JAX; the default is this process's.
     """
-    workers = max(1, settings.workers)
+    workers, devices = max(1, settings.workers), settings.devices
     # A prefetch thread pays off only on a core that no worker uses.
     has_idle_cores = resources.usable_cores() > workers * settings.exactness.threads
     states = str((settings.folder / "states").resolve())
@@ -410,13 +393,12 @@ def make_run_context(settings: Settings, recorded: Mapping[str, Any] | None = No
             loader_threads=int(has_idle_cores),
             live_bytes=available_memory() // (2 * workers),  # GPUs add their own memory
         ),
-        device=device_of(settings),
+        # A worker process sees only its own GPU.
+        device=devices[0] if trains_here(settings) else name_in_worker(devices),
         libraries=present_settings() if recorded is None else recorded_settings(recorded),
         hash_seed=hash_seed(None if recorded is None else recorded.get("variables", {})),
         warning_filters=carry_filters(),
     )
     return (
-        set_memory_shares(context, assign_devices(settings.devices, 1))
-        if trains_here(settings)
-        else context
+        set_memory_shares(context, assign_devices(devices, 1)) if trains_here(settings) else context
     )

@@ -36,11 +36,10 @@ class Demand:
 
 @dataclass(frozen=True)
 class StateDemand:
-    """The values that determine how much space a run needs for states.
+    """What determines how much space a run needs for states.
 
-    `trials` is None if only the time limit ends the search. `live` is the largest number of trials
-    with slots at the same time. `may_end_early` says whether trials may end before their last
-    epoch.
+    `trials` is None if only the time limit ends the search. At most `live` trials have slots at the
+    same time. `may_end_early`: before their last epoch.
     """
 
     state_bytes: int
@@ -88,14 +87,14 @@ def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None
     states, slots = settings.folder / "states", settings.state_dir
     thrifty = replace(plan, keep="last").estimate_kept()
     # If both folders are on one disk, their demands add up, and either fix helps.
+    kept, of_slots = plan.estimate_kept(), plan.estimate_slots()
     places = [
-        _Place(states, plan.estimate_kept(), thrifty, "choose a run= on a larger disk"),
-        _Place(slots, plan.estimate_slots(), plan.estimate_slots(), "choose a larger state_dir="),
+        _Place(states, kept, thrifty, "choose a run= on a larger disk"),
+        _Place(slots, of_slots, of_slots, "choose a larger state_dir="),
     ]
     if device_of(states) == device_of(slots):
         cure = "put the states of live trials elsewhere with state_dir=, or all with run="
-        slot_demand = plan.estimate_slots()
-        places = [_Place(states, plan.estimate_kept() + slot_demand, thrifty + slot_demand, cure)]
+        places = [_Place(states, kept + of_slots, thrifty + of_slots, cure)]
     for place in places:
         free = free_bytes(place.folder)
         if place.needs.least > free:

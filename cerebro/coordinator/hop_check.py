@@ -30,25 +30,41 @@ class HopCheck:
     """The outcome of a hop check on the workers of a run."""
 
     workers: list[int] = field(default_factory=list)  # ready to train
+    # As in `CheckDone`:
     problems: Sequence[str] = ()
-    """The parts of the state that are lost in a hop, one line each."""
     state_bytes: int = 0
-    """The size of the model's state in bytes; 0 if unknown."""
     environment: Mapping[str, Any] | None = None
-    """The workers' environment, if known."""
-    metrics: tuple[str, ...] | None = None
-    """The metrics of all epochs, by full name; None if they are not known before training."""
+    metrics: tuple[str, ...] | None = None  # None: they are not known before training
     read: ReadNames | None = None
-    """What ``build`` has read of the configuration, if it could be trained."""
     words: Words = field(default_factory=Words)
-    """What the model's users call its methods."""
     parameter_order: str = ""
-    """The order of the first model's parameters; see `cerebro.worker.models`."""
     warned: list[Warned] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    """Likely mistakes in the first configuration's model and data."""
     gain: tuple[float, float] | None = None
-    """What ``graph=True`` would bring; see `CheckDone.gain`."""
+
+    def add(self, event: CheckDone) -> None:
+        """Add what a worker has found, which is ready now."""
+        if event.error is not None and event.unfit:  # for every model of this `build`
+            raise UnfitDataError(event.error)
+        self.workers.append(event.worker)
+        self.state_bytes = max(self.state_bytes, event.state_bytes)
+        self.environment = event.environment or self.environment
+        self.parameter_order = event.parameter_order or self.parameter_order
+        self.warned += event.warned
+        self.findings += event.findings
+        self.gain = event.gain or self.gain
+        if event.state_bytes:
+            self.metrics = event.metrics if event.declares_metrics else None
+            self.words, self.read = event.words, event.read
+        if event.error is None:
+            self.problems = event.problems
+        elif event.state_bytes:  # it trains, so no trial fails
+            message = f"the model trains, but the check of a hop failed: {event.error}"
+            cure = (
+                "see whether cerebro.replay gives the same states for the first trial that finishes"
+            )
+            self.findings.append(Finding("unchecked-hop", message, cure))
+        # Else the configuration cannot be trained at all, which fails only its own trial.
 
     def findings_to_show(self) -> list[Finding]:
         """Return the findings that a search shows, without those that PyTorch warns about."""
@@ -94,25 +110,14 @@ def find_wrong_ranking(by: Ranking) -> list[Finding]:
     return [Finding("wrong-mode", message, f"give mode={usual!r}, or leave mode out")]
 
 
-def make_unchecked_finding(error: str) -> Finding:
-    """Return the finding that a model trains, but could not be compared after a hop."""
-    return Finding(
-        "unchecked-hop",
-        f"the model trains, but the check of a hop failed: {error}",
-        "see whether cerebro.replay gives the same states for the first trial that finishes",
-    )
-
-
 def check_hop(
     executor: Executor, workers: Sequence[int], context: RunContext, config: Mapping[str, Any]
 ) -> HopCheck:
     """Try a configuration on the first worker while the others import the model's libraries.
 
     A worker that joins meanwhile imports them too. A lost worker is replaced; if that is
-    impossible, another worker takes over its check. The first problem ends the hop check; no worker
-    is ready then.
-
-    Raise InputError if the model reads validation columns that do not fit the training data, and
+    impossible, another one takes over its check. The first problem ends the hop check. Raise
+    InputError if the model reads validation columns that do not fit the training data, and
     WorkerError if no worker is left.
     """
     tried = HopCheck()
@@ -134,23 +139,8 @@ def check_hop(
                 continue
             task = pending.pop(event.worker, None)
             if isinstance(event, CheckDone):
-                tried.workers.append(event.worker)
-                tried.state_bytes = max(tried.state_bytes, event.state_bytes)
-                tried.environment = event.environment or tried.environment
-                tried.parameter_order = event.parameter_order or tried.parameter_order
-                tried.warned += event.warned
-                tried.findings += event.findings
-                tried.gain = event.gain or tried.gain
-                if event.error is not None and event.unfit:  # for every model of this `build`
-                    raise UnfitDataError(event.error)
-                if event.state_bytes:
-                    tried.metrics = event.metrics if event.declares_metrics else None
-                    tried.words, tried.read = event.words, event.read
-                if event.error is not None and event.state_bytes:  # it trains, so no trial fails
-                    tried.findings.append(make_unchecked_finding(event.error))
-                # A configuration that cannot be trained at all fails only its own trial.
-                if event.error is None and event.problems:
-                    tried.problems = event.problems
+                tried.add(event)
+                if tried.problems:
                     return tried
                 if unchecked is not None:
                     submit(tried.workers.pop(), unchecked)
@@ -160,13 +150,8 @@ def check_hop(
             losses += 1
             if task is None:  # the worker had finished its task
                 tried.workers.remove(event.worker)
-            try:
-                worker = executor.replace(event.worker)
-            except WorkerError as error:
-                if not tried.workers and not pending:
-                    raise
-                text = f"a worker process is missing from now on: {text_of(error)}"
-                warnings.warn(text, stacklevel=2)
+            new = _replace(executor, event.worker, others=bool(tried.workers or pending))
+            if new is None:
                 if task is not None and not task.build_only:
                     if tried.workers:
                         submit(tried.workers.pop(0), task)
@@ -174,11 +159,23 @@ def check_hop(
                         unchecked = task
                 continue
             if losses > MAX_START_LOSSES:  # the trial will report this; only that trial fails
-                tried.workers.append(worker)
+                tried.workers.append(new)
                 continue
-            submit(worker, task or CheckTask(config, build_only=True))
+            submit(new, task or CheckTask(config, build_only=True))
     tried.workers.sort()
     return tried
+
+
+def _replace(executor: Executor, worker: int, *, others: bool) -> int | None:
+    """Replace a lost worker; if that fails, warn and return None if there are others."""
+    try:
+        return executor.replace(worker)
+    except WorkerError as error:
+        if not others:
+            raise
+        text = f"a worker process is missing from now on: {text_of(error)}"
+        warnings.warn(text, stacklevel=3)
+        return None
 
 
 def warn_if_reordered(executor: Executor, worker: int, first: TrialRecord, order: str) -> None:
@@ -206,8 +203,7 @@ def require_build(
 ) -> list[int]:
     """Build the models of trials in turn until one can be built; return the ready workers.
 
-    Raise InputError with the first error if no model can be built, and WorkerError if no worker is
-    left.
+    Raise InputError with the first error if none can be, and WorkerError if no worker is left.
     """
     ready, cause = list(workers), None
     for record in trials:
@@ -245,11 +241,6 @@ def _build_on_first(
                 context.check_files()
                 pending = pending and event.worker != first
                 ready.remove(event.worker)
-                try:
-                    ready.append(executor.replace(event.worker))
-                except WorkerError as lost:
-                    if not ready:
-                        raise
-                    text = f"a worker process is missing from now on: {text_of(lost)}"
-                    warnings.warn(text, stacklevel=2)
+                new = _replace(executor, event.worker, others=bool(ready))
+                ready += [] if new is None else [new]
     return error

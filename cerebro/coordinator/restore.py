@@ -33,7 +33,7 @@ from cerebro.report import format as fmt
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.folder import OwnedRun, claim_state_dir, make_folders
 from cerebro.run.owner import Owner
-from cerebro.run.records import EpochRecord, TrialRecord
+from cerebro.run.records import NOTHING_RAISED, EpochRecord, TrialRecord
 from cerebro.run.settings import Settings
 from cerebro.run.states import (
     KeptState,
@@ -466,7 +466,7 @@ def _reopen(
     anew = record.status == "stopped" and not record.resumable
     record.status, record.resumable = "waiting", False
     record.error = record.traceback = None
-    store.set_status(record.number, "waiting")
+    _store_status(store, record)
     trial = LiveTrial(
         record,
         position=point.position,
@@ -477,6 +477,11 @@ def _reopen(
         history=[] if anew else [epoch.to_history() for epoch in record.epochs],
     )
     return trial, point.lost
+
+
+def _store_status(store: Store, record: TrialRecord) -> None:
+    """Record a trial's status, without what an earlier process raised."""
+    store.set_status(replace(record, error=None, traceback=None, raised=NOTHING_RAISED))
 
 
 def _raise_target(record: TrialRecord, store: Store, epochs: int | None) -> None:
@@ -497,7 +502,7 @@ def _leave_unchanged(record: TrialRecord, store: Store, restorer: Restorer) -> L
     """Leave a trial unchanged; an open trial can be resumed later."""
     if record.is_open:
         record.status, record.resumable = "stopped", True
-        store.set_status(record.number, "stopped", resumable=True)
+        _store_status(store, record)
     else:
         restorer.clear(record)
     # The rule also needs trials that were stopped early, because it compares other trials with

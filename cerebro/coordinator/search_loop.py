@@ -35,56 +35,30 @@ MAX_STEPS = 1000
 
 
 class Trials(Protocol):
-    """The trials of a search: `LiveTrials`, `FoldedTrials` or `SimulatedTrials`."""
+    """The trials of a search, as `LiveTrials` describes them; also folded or simulated ones."""
 
     @property
-    def by_number(self) -> Mapping[int, LiveTrial]:
-        """All trials that are not forgotten."""
-
-    def add(self, suggestion: Suggestion) -> LiveTrial:
-        """Add a new trial or a clone; it has already failed if it cannot be trained."""
-
-    def extend(self, trial: LiveTrial) -> None:
-        """Let a trial train its next epoch."""
-
-    def pause(self, trial: LiveTrial) -> None:
-        """Pause a trial until the searcher resumes it."""
-
-    def shelve(self, trial: LiveTrial) -> None:
-        """Free the resources of a paused trial."""
-
-    def resume(self, trial: LiveTrial, epochs: int) -> None:
-        """Let a paused trial train until `epochs` are done."""
-
-    def aim(self, trial: LiveTrial, epochs: int) -> None:
-        """Set how many epochs the searcher wants of a trial, even if it was stopped early."""
-
-    def clear_pause(self, trial: LiveTrial) -> None:
-        """Clear the pause that the searcher set on a trial."""
-
-    def end(self, trial: LiveTrial, status: Status) -> None:
-        """End a trial permanently."""
-
-    def status_of(self, number: Any) -> Status | None:
-        """Return the status of a trial, even of a forgotten one; None if there is no such trial."""
-
-    def recall(self, number: int) -> LiveTrial | None:
-        """Return a trial, even a forgotten one; None if there is no such trial."""
+    def by_number(self) -> Mapping[int, LiveTrial]: ...
+    def add(self, suggestion: Suggestion) -> LiveTrial: ...
+    def extend(self, trial: LiveTrial) -> None: ...
+    def pause(self, trial: LiveTrial) -> None: ...
+    def shelve(self, trial: LiveTrial) -> None: ...
+    def resume(self, trial: LiveTrial, epochs: int) -> None: ...
+    def aim(self, trial: LiveTrial, epochs: int) -> None: ...
+    def clear_pause(self, trial: LiveTrial) -> None: ...
+    def end(self, trial: LiveTrial, status: Status) -> None: ...
+    def status_of(self, number: Any) -> Status | None: ...
+    def recall(self, number: int) -> LiveTrial | None: ...
 
 
 class Record(Protocol):
-    """Stores the searcher's decisions: a run's `Store`, or memory."""
+    """Stores the searcher's decisions: a run's `Store`, which describes the methods, or memory."""
 
-    def group(self) -> AbstractContextManager[None]:
-        """Record either everything in the block or nothing."""
-
-    def set_meta(self, key: str, value: Any) -> int:
-        """Record a value under a name; return its size in characters."""
-
+    def group(self) -> AbstractContextManager[None]: ...
+    def set_meta(self, key: str, value: Any) -> int: ...
     def add_decision(
         self, round: int, trial: int, epoch: int, decision: str, epochs: int | None, /
-    ) -> None:
-        """Record a decision or a suggestion of an adaptive searcher."""
+    ) -> None: ...
 
 
 class SearchLoop:
@@ -165,10 +139,7 @@ class SearchLoop:
         try:
             size = self._record.set_meta("searcher", self.searcher.state_dict())
         except InputError as error:
-            raise InputError(
-                f"the searcher {self._strategy.searcher_name}: state_dict() must return JSON: "
-                f"{error}"
-            ) from error
+            raise self._error(f": state_dict() must return JSON: {error}") from error
         self._record.set_meta("searcher_said", self._saving.decisions)
         self._saving.note_saved(size)
 
@@ -210,9 +181,7 @@ class SearchLoop:
         if due:
             self.epoch_done(trial, due[0].epoch, due[0].metrics)
         elif record.status == "stopped" and self._stops_early(trial):
-            self._ended_early.add(record.number)
-            metrics = record.epochs[-1].metrics
-            self.rounds.arrive(Report(record.number, trial.reported + 1, metrics))
+            self._arrive_early(trial)
         elif record.status in ENDED:
             self.trial_ended(trial)
 
@@ -271,17 +240,11 @@ class SearchLoop:
         """End the paused trials that the searcher will not resume, and free their slots."""
         numbers: Any = self.searcher.dropped()
         if not isinstance(numbers, (list, tuple)):
-            raise InputError(
-                f"the searcher {self._strategy.searcher_name}: dropped() must return a list of "
-                f"trials' numbers, not {numbers!r}"
-            )
+            raise self._error(f": dropped() must return a list of trials' numbers, not {numbers!r}")
         for number in numbers:
             trial = self._trials.by_number.get(number) if type(number) is int else None
             if trial is None or not trial.paused_by_searcher:
-                raise InputError(
-                    f"the searcher {self._strategy.searcher_name} drops trial {number!r}, which it "
-                    "has not paused"
-                )
+                raise self._error(f" drops trial {number!r}, which it has not paused")
             self._trials.clear_pause(trial)
             if trial.record.status not in ENDED:
                 self._trials.end(trial, "stopped")
@@ -300,11 +263,13 @@ class SearchLoop:
         """
         if not self.searcher.adaptive:
             return
-        record = trial.record
-        metrics = record.epochs[-1].metrics
-        self._ended_early.add(record.number)
-        self.rounds.join(record.number)
-        self.rounds.arrive(Report(record.number, trial.reported + 1, metrics))
+        self.rounds.join(trial.record.number)
+        self._arrive_early(trial)
+
+    def _arrive_early(self, trial: LiveTrial) -> None:
+        number, metrics = trial.record.number, trial.record.epochs[-1].metrics
+        self._ended_early.add(number)
+        self.rounds.arrive(Report(number, trial.reported + 1, metrics))
 
     def _stops_early(self, trial: LiveTrial) -> bool:
         rule = self._strategy.stop
@@ -316,9 +281,9 @@ class SearchLoop:
             metrics = make_comparable(metrics, self._ranking)
         decision = self.searcher.report(report.trial, report.epoch, metrics)
         if not isinstance(decision, Decision):
-            raise InputError(
-                f"the searcher {self._strategy.searcher_name} answered {decision!r} to the report "
-                f"of trial {report.trial}, epoch {report.epoch}: report() must return a Decision"
+            raise self._error(
+                f" answered {decision!r} to the report of trial {report.trial}, epoch "
+                f"{report.epoch}: report() must return a Decision"
             )
         if self.searcher.adaptive:  # else reports change nothing
             self._add_decision(report.trial, report.epoch, decision.value, None)
@@ -330,19 +295,18 @@ class SearchLoop:
         """Take suggestions until enough trials are live; return False if none is ready."""
         asked = 0
         width = self._limit_of_live()
-        while not self.is_exhausted and self._count_live() < width and asked < width:
-            if not self.searcher.adaptive and self._has_all_trials():
-                self._note_exhaustion()
+        while not self.is_exhausted and asked < width:
+            if self.rounds.live - len(self._ended_early) >= width:
                 break
-            suggestion, self._first = self._first or self.searcher.suggest(), None
+            suggestion: Any = DONE
+            if self.searcher.adaptive or not self._has_all_trials():
+                suggestion, self._first = self._first or self.searcher.suggest(), None
             if suggestion is None:
                 break
-            if suggestion is DONE:
-                self._note_exhaustion()
-                break
-            self._check(suggestion)
-            if self._is_fresh(suggestion) and self._has_all_trials():
-                self._note_exhaustion()
+            if suggestion is not DONE:
+                self._check(suggestion)
+            if suggestion is DONE or (self._is_fresh(suggestion) and self._has_all_trials()):
+                self.is_exhausted = self._changed = True
                 break
             self._begin(suggestion)
             asked += 1
@@ -378,22 +342,20 @@ class SearchLoop:
             self._trials.aim(trial, epochs)
             self._report_again(trial)
 
+    def _error(self, what: str) -> InputError:
+        return InputError(f"the searcher {self._strategy.searcher_name}{what}")
+
     def _check(self, suggestion: Any) -> None:
         """Raise InputError if a suggestion cannot be carried out."""
-        problem = self._find_problem(suggestion)
-        if problem is not None:
-            raise InputError(f"the searcher {self._strategy.searcher_name} {problem}")
-
-    def _find_problem(self, suggestion: Any) -> str | None:
         problem = suggestion_problem(suggestion)
+        if problem is None:
+            epochs = suggestion.epochs or self._limits.epochs
+            if suggestion.trial is not None:
+                problem = self._find_problem_of_resuming(suggestion.trial, epochs)
+            elif suggestion.parent is not None:
+                problem = self._find_problem_of_cloning(suggestion, epochs)
         if problem is not None:
-            return problem
-        epochs = suggestion.epochs
-        if suggestion.trial is not None:
-            return self._find_problem_of_resuming(suggestion.trial, epochs or self._limits.epochs)
-        if suggestion.parent is not None:
-            return self._find_problem_of_cloning(suggestion, epochs or self._limits.epochs)
-        return None
+            raise self._error(f" {problem}")
 
     def _find_problem_of_resuming(self, number: Any, epochs: int) -> str | None:
         trial = self._trials.by_number.get(number)
@@ -418,9 +380,7 @@ class SearchLoop:
         if last is None:
             return f"clones trial {number}, which has not reported an epoch yet"
         epoch = last if suggestion.parent_epoch is None else suggestion.parent_epoch
-        available = {
-            record.epoch for record in parent.record.epochs if record.state_file is not None
-        }
+        available = {e.epoch for e in parent.record.epochs if e.state_file is not None}
         available.add(last)  # its state always is
         if epoch not in available or epoch > last:
             return f"clones trial {number} after epoch {epoch}, whose state is not kept"
@@ -441,18 +401,10 @@ class SearchLoop:
         """Return how many trials may be live: `width` if adaptive, else enough for the workers."""
         if self.searcher.adaptive:
             return self._strategy.width
-        # If only time ends the search, do not ask for all trials at once.
-        timed = self._limits.n_trials is None and self._limits.time_limit is not None
-        if timed:
-            return TIMED_WIDTH
+        if self._limits.n_trials is None and self._limits.time_limit is not None:
+            return TIMED_WIDTH  # only time ends the search: do not ask for all trials at once
         # Without stagger, all trials go through the data at the same time.
         return ADVANCE if self._stagger else sys.maxsize
-
-    def _count_live(self) -> int:
-        return self.rounds.live - len(self._ended_early)
-
-    def _note_exhaustion(self) -> None:
-        self.is_exhausted = self._changed = True
 
     def _is_fresh(self, suggestion: Suggestion) -> bool:
         return suggestion.trial is None and suggestion.parent is None

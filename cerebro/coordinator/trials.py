@@ -48,7 +48,6 @@ class TrialTable(ABC, Generic[TrialKind]):
         self.by_number: dict[int, TrialKind] = {}
         """All trials that are not forgotten; always includes the first `ALIKE_FAILURES` trials."""
         self.forgotten: Counter[str] = Counter()
-        """The number of forgotten trials, by status."""
         self.ended = ended
         self._over: dict[int, None] = {}  # an ordered set: ended, perhaps not needed
 
@@ -68,10 +67,7 @@ class TrialTable(ABC, Generic[TrialKind]):
         return len(self.by_number) + self.forgotten.total()
 
     def status_of(self, number: Any) -> Status | None:
-        """Return the status of a trial, forgotten or not; None if there is no such trial.
-
-        `number` comes from a searcher and may be any object.
-        """
+        """Return the status of a trial, forgotten or not; None if `number`, any object, is none."""
         trial = self.by_number.get(number)
         if trial is not None:
             return trial.record.status
@@ -80,8 +76,7 @@ class TrialTable(ABC, Generic[TrialKind]):
     def find_open(self, number: int, what: str) -> tuple[TrialKind, list[LiveTrial]]:
         """Return an open trial and the open trials that are trained for it.
 
-        Raise InputError if there is no such trial or it has ended, and so cannot be `what`
-        ("paused").
+        Raise InputError if there is none, which so cannot be `what` ("paused").
         """
         trial, status = self.by_number.get(number), self.status_of(number)
         if status is None:
@@ -111,7 +106,7 @@ class TrialTable(ABC, Generic[TrialKind]):
     ) -> list[TrialKind]:
         """Forget ended trials that are no longer needed; return them.
 
-        If `is_awaited`, the next call checks a trial again; if `is_needed`, only once it is in
+        The next call checks a trial again if it `is_awaited`; if it `is_needed`, only once it is in
         `_over` again.
         """
         unused = []
@@ -131,9 +126,7 @@ class LiveTrials(TrialTable[LiveTrial]):
 
     `ended` are the overview's ended trials, unless displays show configurations. `notify_of` is
     called with a trial's record, a hook's name and its arguments. If `stepwise`, a trial waits for
-    :meth:`extend` after each epoch. `best_epoch` returns the epoch whose state ``keep="best"``
-    keeps; the default is the trial's own. `pinned` has trials and epochs whose states the searcher
-    needs.
+    :meth:`extend` after each epoch. `best_epoch` and `pinned` are as for `KeptStates`.
     """
 
     def __init__(
@@ -190,14 +183,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         trial = self.by_number[number] = LiveTrial(record, reported=record.first_epoch - 1)
         trial.position = record.first_epoch * self._context.units_per_epoch
         self._unwritten.add(number)
-        self._store.add_trial(
-            number,
-            config,
-            record.status,
-            record.target_epochs,
-            record.parent,
-            record.parent_epoch,
-        )
+        self._store.add_trial(record)
         if parent is not None and record.parent_epoch is not None:
             trial.clone_of = self.states.clone_of(parent.record, record.parent_epoch)
         self._schedule.add_trial(number, epochs=self._goal(trial), epoch=record.first_epoch)
@@ -277,11 +263,13 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._notify_of(trial.record, "on_epoch_end", dict(epoch.metrics))
 
     def extend(self, trial: LiveTrial) -> None:
+        """Let a trial train its next epoch."""
         if self._stepwise:
             self._schedule.extend_trial(trial.record.number, self._goal(trial))
             self.states.retire(trial.record, trial.reported_epoch)
 
     def pause(self, trial: LiveTrial) -> None:
+        """Pause a trial until the searcher resumes it."""
         self._hold_or_release(trial)
         self.set_status(trial, "paused")
 
@@ -295,6 +283,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._held.free(trial.record.number)
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
+        """Let a paused trial train until `epochs` are done."""
         record = trial.record
         self.aim(trial, epochs)
         self._unwritten.add(record.number)
@@ -304,6 +293,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             self.set_status(trial, "waiting")
 
     def aim(self, trial: LiveTrial, epochs: int) -> None:
+        """Set how many epochs the searcher wants of a trial, even if it was stopped early."""
         trial.record.target_epochs = epochs
         self._store.set_epochs(trial.record.number, epochs)
 
@@ -328,10 +318,9 @@ class LiveTrials(TrialTable[LiveTrial]):
             self._hold_or_release(trial)
 
     def go_back(self, trial: LiveTrial, position: int | None) -> None:
-        """Send a trial back to the state at `position`.
+        """Send a trial back to the state at `position`, or to the end of its last finished epoch.
 
-        If it is None or lies before the end of the last finished epoch, the trial goes back to the
-        end of that epoch, or to its beginning if it has none.
+        The later one counts; without an epoch, this is the trial's beginning.
         """
         record, units = trial.record, self._context.units_per_epoch
         last_kept = record.done * units
@@ -392,10 +381,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             self._over[trial.record.number] = None
 
     def forget_ended(self, is_expected: Callable[[int], bool]) -> list[int]:
-        """Forget ended trials that are no longer needed; return their numbers.
-
-        `is_expected` returns whether a trial still has a report to be delivered.
-        """
+        """Forget ended trials that are not needed and not expected to report; return them."""
 
         def is_awaited(number: int) -> bool:
             return self.by_number[number].worker is not None or is_expected(number)
@@ -461,16 +447,8 @@ class LiveTrials(TrialTable[LiveTrial]):
 
     def set_status(self, trial: LiveTrial, status: Status, *, resumable: bool = False) -> None:
         """Set a trial's status; if `resumable`, the trial counts as open whatever the status."""
-        record = trial.record
-        record.status, record.resumable = status, resumable
-        self._store.set_status(
-            record.number,
-            status,
-            record.error or "",
-            record.traceback or "",
-            resumable=resumable,
-            raised=record.raised,
-        )
+        trial.record.status, trial.record.resumable = status, resumable
+        self._store.set_status(trial.record)
 
     def _epoch_for_clones(self, trial: LiveTrial) -> int | None:
         """Return the epoch whose state must stay because a clone may start from it."""
@@ -489,10 +467,9 @@ class LiveTrials(TrialTable[LiveTrial]):
 
 
 def make_recordable(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Return a configuration as the store returns it, and why it is invalid, or None.
+    """Return a configuration as the store returns it, and so a replay, and why it is invalid.
 
-    Trials must get what a replay reads. Values that the store cannot hold are replaced by their
-    text.
+    Values that the store cannot hold are replaced by their text.
     """
     stored, problem = {}, None
     for name, value in config.items():
@@ -558,20 +535,12 @@ class KeptStates:
     ) -> None:
         """Record a finished epoch, publish its state, and delete states that are no longer needed.
 
-        The state of `for_clones`, the last reported epoch, also stays, because a clone would begin
-        with it.
+        That of `for_clones`, the last reported epoch, stays, because a clone would begin with it.
         """
         record.epochs.append(epoch)
         file = epoch.state_file
-        self._store.add_epoch(
-            record.number,
-            epoch.epoch,
-            epoch.metrics,
-            epoch.seconds,
-            epoch.state_hash,
-            file,
-            None if file is None else self._paths_of(file, epoch.state_hash),
-        )
+        paths = None if file is None else self._paths_of(file, epoch.state_hash)
+        self._store.add_epoch(record.number, epoch, paths)
         self.retire(record, for_clones)
 
     def clone_of(self, record: TrialRecord, epoch: int) -> CloneOf:
