@@ -283,10 +283,7 @@ class _PlannedRun(SimulatedRun):
         return super().run_to_end()
 
     def end_trial(self, trial: int) -> None:
-        """Report a configuration's epoch once all its folds have trained it; continue the search.
-
-        If the configuration ends, end its folds.
-        """
+        """Report a configuration's epoch once all folds have trained it; continue the search."""
         whole = trial // self._each
         self._done[whole] += 1
         if self._done[whole] < self._each:

@@ -204,11 +204,7 @@ def replay(
 
 
 def _train_line(
-    retraining: Retraining,
-    result: Result,
-    record: TrialRecord,
-    asked: int | None,
-    known: list[str],
+    retraining: Retraining, result: Result, record: TrialRecord, asked: int | None, known: list[str]
 ) -> Replay:
     """Train a trial after its ancestors; add differences in the ancestors' states to `known`."""
     count = len(record.epochs) if asked is None else min(asked, len(record.epochs))

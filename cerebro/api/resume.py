@@ -271,10 +271,7 @@ def searcher_of(
     *,
     more: bool = False,
 ) -> Searcher:
-    """Return the run's searcher in the state in which the run ended.
-
-    Raise InputError if it cannot be recreated, or still has to decide on trials to train further.
-    """
+    """Return the searcher as the run left it; raise InputError if it cannot be used so."""
     description = saved.meta["searcher_class"]
     over = has_decided_all(saved)
     apart = request.epochs is not None or request.trials is not None

@@ -416,11 +416,7 @@ def _idle_advice(settings: Settings, searcher: Searcher) -> str | None:
 def run_search(
     settings: Settings, space: Space, the_searcher: Searcher, cpu_workers: int | None = None
 ) -> Result:
-    """Run a search whose arguments have been checked.
-
-    If the model is ``cpu_only``, training moves to `cpu_workers` workers on the CPU, unless that is
-    None.
-    """
+    """Run a search whose arguments are checked; a ``cpu_only`` model trains on `cpu_workers`."""
     set_up(the_searcher, space, settings)
     first = the_searcher.suggest()
     if first is None or first is DONE:
@@ -454,10 +450,7 @@ def _warn_if_mixed(devices: Sequence[str]) -> None:
 
 
 def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration's model never computes on a GPU (``cpu_only``).
-
-    The model is built in a worker with a GPU, which stays warm for the search.
-    """
+    """Return whether a model, built in a worker that stays warm, never computes on a GPU."""
     if not are_gpus(settings.devices) or settings.workers == 0:
         return False
     seats = assign_devices(settings.devices, 1)

@@ -25,10 +25,7 @@ class Commands:
     """Carries out the commands that arrive; `note` is called with a line for the run's events."""
 
     def __init__(
-        self,
-        folder: Path,
-        note: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
+        self, folder: Path, note: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._inbox = Inbox(folder)
         self._note = note
@@ -97,10 +94,7 @@ LOOK_SECONDS = 1.0
 
 
 class Inbox:
-    """The commands that arrive in a run's folder, which is made if it is missing.
-
-    Files already there at the start were meant for an earlier process and are discarded.
-    """
+    """The commands that arrive in a run's folder; files from before are discarded."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()  # the working directory may change
@@ -115,10 +109,7 @@ class Inbox:
         self.discard()
 
     def take(self) -> Iterator[Command | str]:
-        """Yield pending commands by file name; for an invalid file, yield why it was rejected.
-
-        A file is removed when the next item is requested, after its command was carried out.
-        """
+        """Yield pending commands by file name, or why one was rejected; remove each afterwards."""
         if self._is_far:  # each read is a round trip
             now = time.monotonic()
             if now < self._next_look:

@@ -144,10 +144,7 @@ def conduct(
 
 
 def require_metrics(settings: Settings, metrics: Sequence[str], words: Words) -> None:
-    """Raise RunError if a model with these metrics cannot be ranked.
-
-    Raise InputError if early stopping monitors another metric.
-    """
+    """Raise RunError or InputError if ranking or early stopping needs another metric."""
     missing = explain_missing_metric(
         settings.ranking.metric, metrics, validated=settings.validates, words=words
     )
@@ -238,10 +235,7 @@ class RunSession:
         self.hooks.notify_closed()
 
     def _abandon(self, error: BaseException) -> None:
-        """Close a run that ends with `error`, and attach the run's result to `error`.
-
-        Every step is tried even if others fail, and no failure hides `error`.
-        """
+        """Close a run that ends with `error`: try every step, let no failure hide `error`."""
         try:
             with defer_interrupts(error):
                 for step in self._list_last_steps(error):

@@ -39,14 +39,7 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.base import Executor
 from cerebro.model import Words
 from cerebro.report.snapshot import Snapshot
-from cerebro.run.records import (
-    ENDED,
-    NOTHING_RAISED,
-    EpochRecord,
-    Raised,
-    Status,
-    find_clash,
-)
+from cerebro.run.records import ENDED, NOTHING_RAISED, EpochRecord, Raised, Status, find_clash
 from cerebro.run.settings import Settings
 from cerebro.run.store import Store
 from cerebro.searchers.base import Searcher, Suggestion, expected_trials
@@ -539,10 +532,7 @@ class Coordinator:
     # --- the user's commands ---------------------------------------------
 
     def pause_trial(self, number: int) -> None:
-        """Pause a trial after its current or queued unit, until :meth:`continue_trial`.
-
-        Raise InputError if there is no such trial, or it has ended.
-        """
+        """Pause a trial after its current or queued unit; raise InputError if it is not open."""
         whole, trials = self._searched.find_open(number, "paused")
         whole.held = True
         for trial in trials:
@@ -559,10 +549,7 @@ class Coordinator:
             self._trials.release(trial)
 
     def stop_trial(self, number: int) -> None:
-        """End a trial permanently after its current or queued unit.
-
-        Raise InputError if there is no such trial, or it has ended.
-        """
+        """End a trial permanently after its current unit; raise InputError if it is not open."""
         whole, trials = self._searched.find_open(number, "stopped")
         whole.stopping = True
         self._stop_trials(trials)

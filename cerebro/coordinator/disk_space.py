@@ -79,10 +79,7 @@ class _Place:
 
 
 def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None:
-    """Reject a run whose states cannot fit on the disk; warn if they might not fit.
-
-    Raise InputError with the folder, the bytes needed and free, and the fix.
-    """
+    """Raise InputError if a run's states cannot fit on the disk; warn if they might not."""
     plan = _estimate_demand(settings, searcher, state_bytes)
     states, slots = settings.folder / "states", settings.state_dir
     thrifty = replace(plan, keep="last").estimate_kept()

@@ -51,10 +51,7 @@ def make_schedule(
 
 
 class Dispatcher:
-    """The workers of a run, each with its unit in flight and at most one that is queued behind it.
-
-    `now` returns the seconds since the run's start.
-    """
+    """The workers of a run, each with its unit in flight and at most one queued behind it."""
 
     def __init__(
         self, executor: Executor, context: RunContext, now: Callable[[], float], max_retries: int
@@ -205,10 +202,7 @@ class Dispatcher:
         return task, self._losses.add(lost, task)
 
     def replace(self, lost: WorkerLost) -> str | None:
-        """Replace a lost worker; return why the run continues without it, or None.
-
-        Raise WorkerError if no worker is left.
-        """
+        """Replace a lost worker; return why the run continues without it, or None."""
         cause = lost.reason
         if self._losses.may_replace:
             try:

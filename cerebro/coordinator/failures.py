@@ -46,10 +46,7 @@ def raise_if_all_failed(
     others: Mapping[str, int] | None = None,
     folder: Path | None = None,
 ) -> None:
-    """Raise RunError if every trial of a run failed, or if the run had no trial.
-
-    `records` has at least the first trials, and `others` the number of remaining trials by status.
-    """
+    """Raise RunError if all trials failed, or there was none; `others` counts further statuses."""
     counts = Counter(record.status for record in records) + Counter(others)
     total = counts.total()
     if not records:
@@ -90,10 +87,7 @@ def worst_value_of(mode: str) -> float:
 
 
 def make_comparable(metrics: Mapping[str, float], by: Ranking) -> dict[str, float]:
-    """Return a trial's metrics, with the worst value for a ranking metric that is NaN.
-
-    NaN cannot be sorted.
-    """
+    """Return a trial's metrics, with the worst value for a ranking metric that is NaN."""
     reported = dict(metrics)
     if math.isnan(reported.get(by.metric, 0.0)):
         reported[by.metric] = worst_value_of(by.mode)

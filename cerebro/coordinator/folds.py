@@ -138,10 +138,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
     # --- called by the coordinator ------------------------------------------
 
     def update_from(self, fold: LiveTrial) -> LiveTrial | None:
-        """Update the configuration of a fold that has finished an epoch or ended.
-
-        Return it once all its folds have finished the epoch or have ended, else None.
-        """
+        """Update a fold's configuration; return it once all folds have done the epoch or ended."""
         trial = self.by_number.get(fold.record.number // self._each)
         if trial is None or trial.record.status in ENDED:
             return None
@@ -183,10 +180,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             self.update_from(trial.folds[0])
 
     def forget_ended(self, is_expected: Callable[[int], bool]) -> list[int]:
-        """Forget ended configurations and folds that are not needed; return the folds' numbers.
-
-        `is_expected` returns whether a configuration still has a report to be delivered.
-        """
+        """Forget ended configurations and folds that are not needed; return the folds' numbers."""
 
         def has_folds(number: int) -> bool:
             folds = self.by_number[number].folds

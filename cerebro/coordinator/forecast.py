@@ -27,10 +27,7 @@ MIN_UNITS = 2
 
 @dataclass(frozen=True)
 class EpochParts:
-    """Describes an epoch: training units of equal size, then one validation unit, if any.
-
-    `evaluation` is the validation's share of an epoch's work, from 0 to 1.
-    """
+    """An epoch's training units, of equal size, and its validation's share of the work."""
 
     train_units: int
     evaluation: float = 0.0
@@ -52,10 +49,7 @@ class EpochParts:
 
 @dataclass(frozen=True)
 class ToCome:
-    """The work of trials that the searcher has not suggested yet.
-
-    `epochs` count beyond the targets of the trials so far; `trials` is used if `epochs` is None.
-    """
+    """The work of trials not suggested yet: epochs beyond the targets so far, else trials."""
 
     epochs: float | None = None
     trials: float | None = None
@@ -70,10 +64,7 @@ class Forecast:
 
 
 class Forecaster:
-    """Observes a run's units and trials and forecasts the rest; see the module's docstring.
-
-    `epochs` is the number of epochs of a trial that is not stopped.
-    """
+    """Observes a run's units and trials and forecasts the rest; see the module's docstring."""
 
     def __init__(self, parts: EpochParts, epochs: int) -> None:
         self.parts = parts

@@ -196,15 +196,9 @@ def warn_if_reordered(executor: Executor, worker: int, first: TrialRecord, order
 
 
 def require_build(
-    executor: Executor,
-    workers: Sequence[int],
-    context: RunContext,
-    trials: Iterable[TrialRecord],
+    executor: Executor, workers: Sequence[int], context: RunContext, trials: Iterable[TrialRecord]
 ) -> list[int]:
-    """Build the models of trials in turn until one can be built; return the ready workers.
-
-    Raise InputError with the first error if none can be, and WorkerError if no worker is left.
-    """
+    """Build models of trials until one can be built; return the ready workers or raise."""
     ready, cause = list(workers), None
     for record in trials:
         task = CheckTask(record.config, build_only=True, number=record.number)

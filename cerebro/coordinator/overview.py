@@ -27,11 +27,7 @@ PROGRESS_SPACING = 50
 
 
 class Overview:
-    """Counts the work of a run and shows it, at most a few times per second.
-
-    `now` returns the seconds since the run's start. `to_come` returns the work of trials that are
-    still to come.
-    """
+    """Counts the work of a run and shows it, at most a few times per second."""
 
     def __init__(
         self,
@@ -151,10 +147,7 @@ class Overview:
 
 
 def _select_shown(live: Sequence[LiveTrial]) -> tuple[list[LiveTrial], int]:
-    """Return the open trials that displays may show, and how many they leave out.
-
-    Up to a thousand trials wait for their first unit; displays show only a few of them.
-    """
+    """Return the open trials that displays may show, and how many new ones they leave out."""
     shown, waiting = [], 0
     for trial in live:
         is_new = all(
@@ -218,10 +211,7 @@ class EndedTrials:
         return self.counts.total()
 
     def list_rows(self) -> list[TrialRow]:
-        """Return the best trials, the last failure and those ended since `mark_shown`.
-
-        They are in the order of their numbers.
-        """
+        """Return the best trials, the last failure and those ended since `mark_shown`, by number."""
         rows_by_number = {row.number: row for _, _, row in self._best}
         rows_by_number.update((row.number, row) for row in self._unshown)
         for row in (self._leader_row, self._last_failure):

@@ -120,7 +120,7 @@ class Restorer:
         units_per_epoch: int,
         units: Mapping[tuple[int, int, int], float],
     ) -> None:
-        self.units_per_epoch = self._per_epoch = units_per_epoch
+        self._per_epoch = units_per_epoch
         self._epoch_dir = epoch_dir
         self._state_dir = state_dir
         self._files = find_kept_files(epoch_dir)
@@ -132,8 +132,8 @@ class Restorer:
     def resume_point(self, record: TrialRecord, reported: int | None = None) -> ResumePoint:
         """Find where a trial continues, and delete the files that it does not need.
 
-        Epochs whose states are missing are removed from `record`; they are trained again.
-        `reported` is the last epoch reported to an adaptive searcher, or None.
+        Epochs whose states are missing are removed from `record`, and trained again. `reported` is
+        the last epoch reported to an adaptive searcher, or None.
         """
         slots, attempt = self._read_slots(record.number)
         lost: list[EpochRecord] = []
@@ -178,9 +178,9 @@ class Restorer:
     def _drop_from_gap(self, record: TrialRecord, reported: int) -> bool:
         """Remove the epochs from the first whose state is missing although a clone may need it.
 
-        Return whether there was such an epoch. A clone begins with the last reported epoch or a
-        later one, and a state is deleted only after the store has later reports. So a state is
-        missing only if the store has lost its last rows because its log was damaged.
+        Return whether there was one. A clone begins with the last reported epoch or a later one,
+        and a state is deleted only after the store has later reports. So it is missing only if the
+        store has lost its last rows because its log was damaged.
         """
         needed = max(min(reported, record.done - 1), record.first_epoch)
         for at, epoch in enumerate(record.epochs):
@@ -223,11 +223,10 @@ class Restorer:
         while record.epochs:
             last = record.epochs[-1]
             if last.state_file is not None and (self._epoch_dir / last.state_file).exists():
-                return ResumePoint(
-                    record.done * self._per_epoch, attempt, self._kept_state_of(last), lost
-                )
+                position = record.done * self._per_epoch
+                return ResumePoint(position, attempt, self._kept_state_of(last))
             record.epochs.pop()
-        return ResumePoint(record.first_epoch * self._per_epoch, attempt, None, lost)
+        return ResumePoint(record.first_epoch * self._per_epoch, attempt)
 
     def _kept_state_of(self, epoch: EpochRecord) -> KeptState:
         return KeptState(str(self._epoch_dir / _file_of(epoch)), epoch.state_hash)
@@ -235,10 +234,7 @@ class Restorer:
     # --- epochs without a row --------------------------------------------
 
     def _find_lost_epochs(self, record: TrialRecord, slots: _Slots | None) -> list[EpochRecord]:
-        """Find the epochs after the last recorded one, up to the first without a complete state.
-
-        The state of each such epoch is then in a file with an unpublished name.
-        """
+        """Find the epochs after the last recorded one that have a complete state, in a file now."""
         epochs: list[EpochRecord] = []
         files = self._files.get(record.number, [])
         for number in range(record.done, record.target_epochs):
@@ -263,11 +259,7 @@ class Restorer:
         return lost
 
     def _read_epoch_in_file(self, file: StateFile) -> EpochRecord | None:
-        """Return the epoch if its file is complete.
-
-        A file with its final name gets back its unpublished name, which contains its hash, until
-        its row is written.
-        """
+        """Return the epoch if its file is complete; the file has its unpublished name then."""
         try:
             packed = read_bytes(file.path)
             progress = EpochProgress.from_packed(packed)
@@ -284,13 +276,9 @@ class Restorer:
     def _make_record(
         self, trial: int, epoch: int, progress: EpochProgress, state_hash: str
     ) -> EpochRecord:
-        return EpochRecord(
-            epoch=epoch,
-            metrics=progress.epoch_metrics(),
-            seconds=sum(self._seconds[trial, epoch].values()),
-            state_hash=state_hash,
-            state_file=epoch_state_file(trial, epoch),
-        )
+        metrics, seconds = progress.epoch_metrics(), sum(self._seconds[trial, epoch].values())
+        file = epoch_state_file(trial, epoch)
+        return EpochRecord(epoch, metrics, seconds, state_hash, file)
 
 
 def _file_of(epoch: EpochRecord) -> str:
@@ -306,19 +294,15 @@ class ResumeRequest:
     """The new number of target epochs; None: as before."""
     trials: tuple[int, ...] | None = None
     """The numbers of the trials to resume; None: all that are open."""
-
     trials_each: int = 1
-    """The number of folds: how many of the store's trials belong to each number in `trials`."""
+    """How many of the store's trials, its folds, belong to each number in `trials`."""
 
     def includes(self, record: TrialRecord) -> bool:
         further = self.epochs is not None and self.epochs > record.done
-        if self.trials is not None:
-            return record.number // self.trials_each in self.trials and (
-                record.status != "finished" or further
-            )
-        if record.status == "finished":
-            return further
-        return record.is_open
+        if self.trials is None:
+            return further if record.status == "finished" else record.is_open
+        is_named = record.number // self.trials_each in self.trials
+        return is_named and (record.status != "finished" or further)
 
 
 @dataclass(frozen=True)
@@ -350,16 +334,12 @@ def reopen_run(
         restored = restore(saved, store, context, previous.request)
         process = owner.process
         text = f"by {process}, with {fmt.count_noun(settings.workers, 'worker')}"
+        now = {"status": "running", "error": None, "paused": False, "settings": settings.record()}
         with store.group():
             store.add_event(restored.seconds, "resumed", "; ".join([text, *previous.differences]))
-            for key, value in (
-                ("status", "running"),
-                ("error", None),
-                ("paused", False),
-                ("owner", {"pid": process.pid, "host": process.host}),
-                ("settings", settings.record()),
-            ):
-                store.set_meta(key, value)
+            store.set_meta("owner", {"pid": process.pid, "host": process.host})
+            for item in now.items():
+                store.set_meta(*item)
         store.flush()
     except BaseException:
         store.close()
@@ -371,36 +351,37 @@ def restore(
     saved: SavedRun, store: Store, context: RunContext, request: ResumeRequest
 ) -> RestoredRun:
     """Restore all trials: resumed ones at their positions, the others unchanged."""
+    loop, states = saved.meta.get("search_loop"), Path(context.folders.states)
+    all_begun = saved.meta["status"] == "finished" or (loop or {}).get("is_exhausted")
     with reader(saved.folder) as connection:
-        clock = read_clock(connection)
-        restorer = Restorer(
-            Path(context.folders.states),
-            Path(context.folders.slots),
-            context.units_per_epoch,
-            read_unit_seconds(connection),
-        )
+        units, slots = read_unit_seconds(connection), Path(context.folders.slots)
+        restorer = Restorer(states, slots, context.units_per_epoch, units)
         restored = RestoredRun(
-            seconds=clock,
-            loop=saved.meta.get("search_loop"),
+            seconds=read_clock(connection),
+            loop=loop,
             decisions=read_last_decisions(connection),
-            partly=request.trials is not None and not _has_suggested_all(saved),
+            partly=request.trials is not None and not all_begun,
             decision_count=count_decisions(connection),
         )
     before = saved.settings["epochs"]
     is_over = has_decided_all(saved)
     restorer.clear_unknown(len(saved.records))
-    remove_held(Path(context.folders.states))
+    remove_held(states)
     with store.group():
         for record in saved.records:
             if (request.trials is None and record.is_open) or request.includes(record):
                 number = record.number // request.trials_each
                 last = restored.decisions.get(number, LastDecision())
-                if last.paused and _is_released(record, last, request, is_over):
+                # The user trains further what the searcher has paused: names it, or named it before
+                # an interruption. It was at its target, which has been raised since.
+                was_named = is_over and record.target_epochs > last.reported + 1
+                is_released = last.paused and (request.trials is not None or was_named)
+                # A trial that failed before its rung: the searcher no longer waits for it there.
+                failed = restored.decisions and request.trials is not None and not record.is_open
+                if is_released or failed:
+                    _raise_target(record, store, before)
+                if is_released:
                     restored.decisions[number] = replace(last, paused=False)
-                    _raise_target(record, store, before)
-                elif restored.decisions and request.trials is not None and not record.is_open:
-                    # It failed before its rung, where the searcher no longer waits for it.
-                    _raise_target(record, store, before)
                 # No clone will begin any more, so no state is kept for one.
                 reported = last.reported if restored.decisions and not is_over else None
                 trial, lost = _reopen(record, store, restorer, request, before, reported)
@@ -415,34 +396,13 @@ def restore(
 
 
 def has_decided_all(saved: SavedRun) -> bool:
-    """Return whether the run's adaptive searcher has nothing left to suggest or to decide.
-
-    This holds in a finished run even while some of its trials are trained further.
-    """
+    """Return whether the run's adaptive searcher has nothing left to suggest or to decide."""
     if saved.meta["status"] == "finished":
         return True
     loop, n_trials = saved.meta.get("search_loop") or {}, saved.settings["n_trials"]
     if not loop.get("is_exhausted") or "due" not in loop or loop["due"] or loop["next"]:
         return False
     return n_trials is None or loop["fresh"] >= n_trials  # else n_trials was increased
-
-
-def _is_released(
-    record: TrialRecord, last: LastDecision, request: ResumeRequest, is_over: bool
-) -> bool:
-    """Return whether the user trains a trial further that its searcher has paused.
-
-    The user names it, or named it before an interruption. Such a trial was at its target, which has
-    been raised since.
-    """
-    if request.trials is not None:
-        return True
-    return is_over and record.target_epochs > last.reported + 1
-
-
-def _has_suggested_all(saved: SavedRun) -> bool:
-    loop = saved.meta.get("search_loop") or {}
-    return saved.meta["status"] == "finished" or bool(loop.get("is_exhausted"))
 
 
 def _reopen(

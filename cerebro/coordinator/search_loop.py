@@ -146,10 +146,7 @@ class SearchLoop:
     # --- a resumed run ---------------------------------------------------
 
     def restore(self, state: Mapping[str, Any] | None, decisions: int) -> None:
-        """Continue from the result of :meth:`state_dict`; None if the searcher was never asked.
-
-        `decisions` is the number of stored decisions and suggestions.
-        """
+        """Continue from a `state_dict`, None if never asked, and the number of stored decisions."""
         self._saving = StateSaving(self.searcher, decisions)
         if state is not None:
             self._fresh = int(state["fresh"])
@@ -172,10 +169,7 @@ class SearchLoop:
                     self.epoch_done(trial, record.epochs[-1].epoch, record.epochs[-1].metrics)
 
     def _arrive_again(self, trial: LiveTrial) -> None:
-        """Queue the first report that the searcher has not received, if its epoch is stored.
-
-        If the trial has ended and no epoch is left to report, report its end.
-        """
+        """Queue the report that the searcher lacks, if its epoch is stored, or the trial's end."""
         record = trial.record
         due = [epoch for epoch in record.epochs if epoch.epoch == trial.reported + 1]
         if due:
@@ -257,10 +251,7 @@ class SearchLoop:
                 self._trials.shelve(trial)
 
     def _report_again(self, trial: LiveTrial) -> None:
-        """Report the last metrics of a trial that was stopped early, as those of its next epoch.
-
-        Otherwise a searcher that compares trials would wait for this trial forever.
-        """
+        """Report a trial that was stopped early again, or a searcher would wait for it forever."""
         if not self.searcher.adaptive:
             return
         self.rounds.join(trial.record.number)

@@ -95,11 +95,7 @@ def make_again(description: dict[str, Any]) -> Searcher | None:
 
 
 class NoSearcher(Searcher):
-    """A searcher that suggests nothing, lets every trial train to its end, and stores no state.
-
-    It replaces a searcher that has nothing left to decide: when only some trials of a run are
-    resumed, or when all trials have been suggested.
-    """
+    """Replaces a searcher that has nothing left to decide: every trial trains to its end."""
 
     adaptive = False
     is_recorded = False
@@ -175,11 +171,7 @@ def replay_decisions(
     config_of: Callable[[int], Mapping[str, Any]],
     epochs: int,
 ) -> None:
-    """Repeat all reports to a searcher; raise InputError if it makes other decisions.
-
-    `find_reported` returns the metrics that were reported for an epoch of a trial, `config_of` the
-    stored configuration of a trial. `epochs` is that of the search.
-    """
+    """Repeat all reports to a searcher; raise InputError if it makes other decisions."""
     for stored in decisions:
         if stored.kind in OF_REPORTS:
             metrics = reported(stored.trial, stored.epoch)
@@ -223,10 +215,7 @@ def _is_stored_as_is(value: Any) -> bool:
 
 
 def catch_up(saved: SavedRun, searcher: Searcher, by: Ranking, stop: EarlyStopping | None) -> None:
-    """Bring a searcher from its last saved state to its state at the end of the run.
-
-    Raise InputError if its decisions differ from the stored ones.
-    """
+    """Bring a searcher from its last saved state to the run's end, or raise InputError."""
     if not searcher.adaptive:
         return
     with reader(saved.folder) as connection:

@@ -169,11 +169,7 @@ class SimulatedSearch(SearchLoop):
             self.epoch_done(trial, epoch.epoch, epoch.metrics)
 
     def replace_searcher(self, fresh: Searcher, *, retell: int = 0) -> None:
-        """Replace the searcher by `fresh`, which loads its state, as a resumed run does.
-
-        The saved state may lack `retell` decisions and suggestions, which the new searcher makes
-        again.
-        """
+        """Replace the searcher by one that loads its state, which may lack `retell` decisions."""
         if not self.searcher.adaptive or len(self._memory.decisions) >= retell:
             self._state = self._searcher_state()
             self._memory.decisions.clear()

@@ -23,14 +23,7 @@ from cerebro.coordinator.failures import ALIKE_FAILURES
 from cerebro.coordinator.overview import EndedTrials, Overview
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.errors import InputError, StateError
-from cerebro.run.records import (
-    ENDED,
-    NOTHING_RAISED,
-    EpochRecord,
-    Raised,
-    Status,
-    TrialRecord,
-)
+from cerebro.run.records import ENDED, NOTHING_RAISED, EpochRecord, Raised, Status, TrialRecord
 from cerebro.run.settings import Settings
 from cerebro.run.states import CloneOf, KeptState, remove_slots, remove_state, unpublished_name
 from cerebro.run.store import LastDecision, Store, decode, encode, read_trials, reader
@@ -74,10 +67,7 @@ class TrialTable(ABC, Generic[TrialKind]):
         return self.ended.status_of(int(number)) if isinstance(number, Integral) else None
 
     def find_open(self, number: int, what: str) -> tuple[TrialKind, list[LiveTrial]]:
-        """Return an open trial and the open trials that are trained for it.
-
-        Raise InputError if there is none, which so cannot be `what` ("paused").
-        """
+        """Return an open trial and those that are trained for it, or raise InputError."""
         trial, status = self.by_number.get(number), self.status_of(number)
         if status is None:
             raise InputError(f"there is no trial {number}: it cannot be {what}")
@@ -104,11 +94,7 @@ class TrialTable(ABC, Generic[TrialKind]):
     def _forget_unused(
         self, is_awaited: Callable[[int], bool], is_needed: Callable[[int], bool]
     ) -> list[TrialKind]:
-        """Forget ended trials that are no longer needed; return them.
-
-        The next call checks a trial again if it `is_awaited`; if it `is_needed`, only once it is in
-        `_over` again.
-        """
+        """Forget ended trials that are not needed; look again at those that are awaited."""
         unused = []
         for number in [n for n in self._over if not is_awaited(n)]:
             del self._over[number]
@@ -318,10 +304,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             self._hold_or_release(trial)
 
     def go_back(self, trial: LiveTrial, position: int | None) -> None:
-        """Send a trial back to the state at `position`, or to the end of its last finished epoch.
-
-        The later one counts; without an epoch, this is the trial's beginning.
-        """
+        """Send a trial back to `position`, or, if that is later, the end of its last epoch."""
         record, units = trial.record, self._context.units_per_epoch
         last_kept = record.done * units
         if position is None or position < last_kept:
@@ -467,10 +450,7 @@ class LiveTrials(TrialTable[LiveTrial]):
 
 
 def make_recordable(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Return a configuration as the store returns it, and so a replay, and why it is invalid.
-
-    Values that the store cannot hold are replaced by their text.
-    """
+    """Return a configuration as the store and a replay have it, and why it is invalid, or None."""
     stored, problem = {}, None
     for name, value in config.items():
         try:

@@ -52,7 +52,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """Describes an exception of the user's code, without the exception object."""
+    """An exception of the user's code."""
 
     bases: tuple[str, ...] = ()
     """The names of the exception's class and its bases, in method resolution order; or empty."""
@@ -74,12 +74,8 @@ class EpochRecord:
     state_file: str | None
 
     def to_history(self) -> dict[str, Any]:
-        return {
-            "epoch": self.epoch,
-            "metrics": dict(self.metrics),
-            "seconds": self.seconds,
-            "state_hash": self.state_hash,
-        }
+        history = {"epoch": self.epoch, "metrics": dict(self.metrics), "seconds": self.seconds}
+        return history | {"state_hash": self.state_hash}
 
 
 @dataclass(slots=True)

@@ -38,10 +38,7 @@ Group = TypeVar("Group")
 
 
 def read_group(kind: type[Group], record: Mapping[str, Any], **others: Any) -> Group:
-    """Make a group of settings from a run's record and `others`; raise KeyError if one is missing.
-
-    `kind` is one of the classes below.
-    """
+    """Make a group of settings, below, from a run's record and `others`, or raise KeyError."""
     names = [f.name for f in fields(kind) if f.name not in others]  # type: ignore[arg-type]
     return kind(**others, **{name: record[name] for name in names})
 

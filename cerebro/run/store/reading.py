@@ -22,20 +22,14 @@ from cerebro.run.store.checking import (
     check_tables,
     defend_connection,
 )
-from cerebro.run.store.schema import (
-    FILE,
-    check_version,
-    connect,
-    decode,
-    decode_raised,
-    store_of,
-)
+from cerebro.run.store.schema import FILE, check_version, connect, decode, decode_raised, store_of
 
 READ_AT_ONCE = 500
 """The most trials that one query selects by number."""
 
 _UNREADABLE = (
-    ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, StopIteration,
+    ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError,
+    StopIteration,
 )  # fmt: skip
 """The exceptions that using a damaged row may raise."""
 
@@ -97,10 +91,7 @@ def _choose_access(file: Path) -> str:
 
 
 def check_whole_store(folder: Path) -> None:
-    """Check an entire store before resuming its run.
-
-    Raise InputError if the folder holds no run, and CorruptDataError if SQLite finds damage.
-    """
+    """Raise CorruptDataError if SQLite finds damage in a store, before its run is resumed."""
     with reader(folder) as connection:
         (text,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if text != "ok":
@@ -222,10 +213,7 @@ def read_last_decisions(connection: sqlite3.Connection) -> dict[int, LastDecisio
 
 
 def read_decisions(connection: sqlite3.Connection, after: int = 0) -> list[tuple[Any, ...]]:
-    """Read an adaptive searcher's decisions and suggestions, in order, without the first `after`.
-
-    Each row has the trial, the epoch, the decision, and the target epochs of a suggestion.
-    """
+    """Read trial, epoch, decision and target epochs of decisions, without the first `after`."""
     sql = "SELECT trial, epoch, decision, epochs FROM decisions ORDER BY id LIMIT -1 OFFSET ?"
     return [tuple(row) for row in connection.execute(sql, (after,))]
 

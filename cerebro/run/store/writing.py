@@ -251,10 +251,7 @@ class Store:
 
     @contextlib.contextmanager
     def group(self) -> Iterator[None]:
-        """Commit either all rows added in the block or none of them.
-
-        A block that raises adds nothing; a nested block belongs to the outer one.
-        """
+        """Commit either all rows added in the block, or in blocks within it, or none of them."""
         if self._group is not None:
             yield
             return
