@@ -71,17 +71,14 @@ class Check:
         return self.ok
 
     def __str__(self) -> str:
-        lines = self.problems or [self._describe_hop()]
-        return "\n".join(filter(None, [*lines, *map(str, self.findings), self.offer]))
-
-    def _describe_hop(self) -> str:
         said = "the state survives a hop"
         if self.not_exact:
             said = (
                 f"not exact on {self.device}: no deterministic version of "
                 f"{', '.join(self.not_exact)}; cannot check whether the state survives a hop"
             )
-        return f"{said}; metrics: {', '.join(self.metrics)}"
+        lines = self.problems or [f"{said}; metrics: {', '.join(self.metrics)}"]
+        return "\n".join(filter(None, [*lines, *map(str, self.findings), self.offer]))
 
 
 @shorten_tracebacks
@@ -160,24 +157,18 @@ def check(
             libraries=present_settings(),
             warning_filters=carry_filters(),
         )
-        event = ask_worker(executor, context, CheckTask(config, thorough=True))
-    done = _get_outcome(event)
+        done = ask_worker(executor, context, CheckTask(config, thorough=True))
+    if not isinstance(done, CheckDone):
+        raise StateError(f"the worker was lost while trying the model: {done}")
+    for warned in done.warned:
+        show(warned)
+    if done.error is not None:
+        raise InputError(done.error)
     if done.cpu_only and name_devices(devices) == ["auto"]:  # the same decision as in a search
         device = CPU
     problems, metrics, operations = map(list, (done.problems, done.metrics, done.not_exact))
     offer = offer_graph(done.gain)
     return Check(problems, metrics, dict(config), device, operations, list(done.findings), offer)
-
-
-def _get_outcome(event: Event) -> CheckDone:
-    """Return the worker's answer, and show its warnings; raise an error if there is no outcome."""
-    if not isinstance(event, CheckDone):
-        raise StateError(f"the worker was lost while trying the model: {event}")
-    for warned in event.warned:
-        show(warned)
-    if event.error is not None:
-        raise InputError(event.error)
-    return event
 
 
 def ask_worker(executor: LocalExecutor, context: RunContext, task: CheckTask) -> Event:

@@ -89,6 +89,11 @@ def refit(
                 "before it was split"
             )
         data = searched.saved.dataset("data")
+    if epochs is None:
+        last = the_trial.best_epoch if searched.select == "best" else the_trial.epoch - 1
+        if last is None or last < 0:
+            raise InputError(f"trial {the_trial.number} has finished no epoch: give epochs=")
+        epochs = last + 1
     settings = searched.settings
     metric, mode = _ranking_of(the_trial, searched.metric, searched.mode)
     with warnings.catch_warnings():
@@ -97,7 +102,7 @@ def refit(
             searched.saved.find_build(build),
             {name: choice([value]) for name, value in the_trial.config.items()},
             data,
-            epochs=_epochs_of(the_trial, searched.select) if epochs is None else epochs,
+            epochs=epochs,
             n_trials=1,
             metric=metric,
             mode=mode,
@@ -142,10 +147,3 @@ def _ranking_of(trial: Trial, metric: str, mode: str) -> tuple[str, Any]:
     # come after those of their metrics.
     other = "loss" if "loss" in trained else min(trained, default=short)
     return other, known_mode(other) or mode
-
-
-def _epochs_of(trial: Trial, select: str) -> int:
-    epoch = trial.best_epoch if select == "best" else trial.epoch - 1
-    if epoch is None or epoch < 0:
-        raise InputError(f"trial {trial.number} has finished no epoch: give epochs=")
-    return epoch + 1

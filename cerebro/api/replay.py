@@ -30,16 +30,7 @@ from cerebro.results.result import Result
 from cerebro.results.trial import Trial
 from cerebro.run.records import TrialRecord, joint_hash
 from cerebro.run.states import CloneOf, epoch_state_file
-from cerebro.worker.messages import (
-    CheckDone,
-    CheckTask,
-    Event,
-    RunContext,
-    RunFolders,
-    Task,
-    UnitDone,
-    WorkerLost,
-)
+from cerebro.worker import messages
 
 _OWN_SEED = (
     "the run was trained in the user's process (workers=0), in which Python had drawn a hash seed: "
@@ -183,7 +174,7 @@ def replay(
             train=train,
             folds=result.saved.folds_of(train),
             validation=result.saved.view("validation", data),
-            folders=RunFolders(folder, folder, folder),
+            folders=messages.RunFolders(folder, folder, folder),
             verify=False,
             device=name_in_worker(devices),
         )
@@ -255,7 +246,7 @@ def _record_of(result: Result, trial: int | Trial) -> TrialRecord:
 
 
 def list_known_differences(
-    result: Result, context: RunContext, now: Mapping[str, Any] | None
+    result: Result, context: messages.RunContext, now: Mapping[str, Any] | None
 ) -> list[str]:
     """List the known differences from the run; `now` is the replaying worker's environment."""
     lines = [] if now is None else environment.list_differences(result.environment, now)
@@ -283,7 +274,7 @@ class Retraining:
     """A new worker that trains a trial again from its beginning, after its ancestors."""
 
     def __init__(
-        self, context: RunContext, retries: int, seats: Sequence[Device | None] = ()
+        self, context: messages.RunContext, retries: int, seats: Sequence[Device | None] = ()
     ) -> None:
         self._context = context
         self._retries = retries
@@ -297,9 +288,9 @@ class Retraining:
 
     def environment(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return the worker's environment once the model is built; None if the worker is lost."""
-        self._executor.submit(self._worker, CheckTask(config, build_only=True))
+        self._executor.submit(self._worker, messages.CheckTask(config, build_only=True))
         (event,) = self._executor.wait()
-        if isinstance(event, CheckDone):
+        if isinstance(event, messages.CheckDone):
             return event.environment
         self._worker = self._executor.replace(self._worker)
         return None
@@ -318,7 +309,7 @@ class Retraining:
             if self._problem is not None:
                 break
             event = self._run_unit(record, position, first, last)
-            if not isinstance(event, UnitDone):
+            if not isinstance(event, messages.UnitDone):
                 self._problem = getattr(event, "message", None) or getattr(event, "reason", "")
             elif event.state_hash is not None:
                 hashes.append(event.state_hash)
@@ -331,14 +322,16 @@ class Retraining:
         ]
         return Replay(record.number, replayed, [], self._problem, record.first_epoch)
 
-    def _run_unit(self, record: TrialRecord, position: int, first: int, last: int) -> Event:
+    def _run_unit(
+        self, record: TrialRecord, position: int, first: int, last: int
+    ) -> messages.Event:
         context = self._context
         epoch, step = divmod(position, context.units_per_epoch)
         parts = [*context.order(record.number).visits(record.number, epoch), -1]  # -1: validation
         is_clone = position == first and record.parent is not None
         for _ in range(self._retries + 1):
             self._dispatches += 1
-            task = Task(
+            task = messages.Task(
                 trial=record.number,
                 config=record.config,
                 epoch=epoch,
@@ -353,7 +346,7 @@ class Retraining:
             )
             self._executor.submit(self._worker, task)
             (event,) = self._executor.wait()
-            if not isinstance(event, WorkerLost):
+            if not isinstance(event, messages.WorkerLost):
                 break
             self._worker = self._executor.replace(self._worker)
         return event

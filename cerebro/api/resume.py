@@ -222,9 +222,6 @@ def clean_up(saved: SavedRun) -> None:
         sweep_states(saved.folder, saved.state_dir)
 
 
-# --- training further --------------------------------------------------------
-
-
 def train_rest(
     saved: SavedRun,
     owner: Owner,

@@ -73,20 +73,15 @@ def check_executor(executor: Any) -> Any:
 
 def devices_of(devices: Any, workers_per_device: Any, executor: Any) -> tuple[str, ...]:
     """Check `devices` and return their names; with an executor, those of its machines."""
-    names = name_devices(devices)
-    if executor is not None:
-        return _devices_of_executor(names, devices, workers_per_device, executor)
-    resolved = choose_devices(devices)
-    if workers_per_device is not None and resolved == (CPU,) and names != ["auto"]:
-        raise InputError("workers_per_device is for GPUs, but devices='cpu': give workers= instead")
-    return resolved
-
-
-def _devices_of_executor(
-    wanted: list[str], devices: Any, workers_per_device: Any, executor: Any
-) -> tuple[str, ...]:
-    """Return the devices of an executor's workers: their GPUs, if any, or the CPU."""
-    theirs: tuple[str, ...] = getattr(executor, "devices", (CPU,))
+    wanted = name_devices(devices)
+    if executor is None:
+        resolved = choose_devices(devices)
+        if workers_per_device is not None and resolved == (CPU,) and wanted != ["auto"]:
+            raise InputError(
+                "workers_per_device is for GPUs, but devices='cpu': give workers= instead"
+            )
+        return resolved
+    theirs: tuple[str, ...] = getattr(executor, "devices", (CPU,))  # GPUs, if any, or the CPU
     if workers_per_device is not None:
         raise InputError(
             "workers_per_device is for GPUs of this machine, not for those of executor=: "

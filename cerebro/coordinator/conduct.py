@@ -43,7 +43,6 @@ from cerebro.machine.signals import TERMINATED, Terminated, defer_interrupts, ra
 from cerebro.model import Words
 from cerebro.report.displays import make_progress
 from cerebro.report.format import count_noun
-from cerebro.report.progress import Progress
 from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.folder import OwnedRun, make_run, sweep_states
@@ -73,7 +72,10 @@ def conduct(
         with RunSession(settings, make_run_context(settings, recorded)) as session:
             executor, context = session.executor, session.context
             if settings.executor is None:  # other executors copy the data to where they train
-                fetch_data(settings, session.progress)
+                for data in (settings.train, settings.validation):
+                    if data is not None and data._bucket is not None and not data._bucket.has_all():
+                        session.progress.phase("copying the data")
+                        data.fetch()
             # Fail before a file is made if something cannot be sent to workers.
             workers = list(executor.start(context))
             if settings.executor is not None and getattr(executor, "workers", None) is None:
@@ -172,14 +174,6 @@ def warn_of_edits() -> None:
             "reload the first one, too, with importlib.reload()",
             stacklevel=find_stacklevel(),
         )
-
-
-def fetch_data(settings: Settings, progress: Progress) -> None:
-    """Copy data in object storage to this machine, so that no unit waits for it."""
-    for data in (settings.train, settings.validation):
-        if data is not None and data._bucket is not None and not data._bucket.has_all():
-            progress.phase("copying the data")
-            data.fetch()
 
 
 @contextlib.contextmanager

@@ -43,20 +43,7 @@ from cerebro.run.records import ENDED, NOTHING_RAISED, EpochRecord, Raised, Stat
 from cerebro.run.settings import Settings
 from cerebro.run.store import Store
 from cerebro.searchers.base import Searcher, Suggestion, expected_trials
-from cerebro.worker.messages import (
-    CheckDone,
-    News,
-    Note,
-    RunContext,
-    ShardsPlaced,
-    StateKept,
-    StateLost,
-    Task,
-    UnitDone,
-    UnitFailed,
-    WorkerJoined,
-    WorkerLost,
-)
+from cerebro.worker import messages
 
 QUEUED_SECONDS = 0.5
 """Only units shorter than this are queued at a busy worker: a longer one would delay a user's
@@ -109,7 +96,7 @@ class Coordinator:
     def __init__(
         self,
         settings: Settings,
-        context: RunContext,
+        context: messages.RunContext,
         searcher: Searcher,
         executor: Executor,
         store: Store,
@@ -127,7 +114,10 @@ class Coordinator:
         self._hooks = hooks
         self.events = EventBook(store, self.clock.now, settings)
         self._dispatcher = Dispatcher(executor, context, self.clock.now, limits.max_retries)
-        forecaster = Forecaster(_divide_epoch(context), limits.epochs)
+        train, validation = context.views(0)
+        evaluation = evaluation_cost(validation)
+        parts = EpochParts(context.order().num_parts, evaluation / (train.num_rows + evaluation))
+        forecaster = Forecaster(parts, limits.epochs)
         self._overview = Overview(
             settings, progress, self.clock.now, forecaster, self._count_work_to_come
         )
@@ -153,7 +143,7 @@ class Coordinator:
             self._trials = self._searched.folds
         self._loop = SearchLoop(settings, searcher, store, hooks, self._searched, first)
         # By trial: the last unit of an epoch whose state is being copied.
-        self._awaiting_state: dict[int, UnitDone] = {}
+        self._awaiting_state: dict[int, messages.UnitDone] = {}
         self.words = Words()
         """What the model's users call its methods, for messages."""
         self._commands = Commands(
@@ -223,14 +213,14 @@ class Coordinator:
         for event in self._dispatcher.executor.wait(self._seconds_to_wait()):
             self._handle(event)
 
-    def _handle(self, event: News) -> None:
-        if isinstance(event, UnitDone):
+    def _handle(self, event: messages.News) -> None:
+        if isinstance(event, messages.UnitDone):
             self._handle_unit_done(event)
-        elif isinstance(event, UnitFailed):
+        elif isinstance(event, messages.UnitFailed):
             self._handle_unit_failed(event)
-        elif isinstance(event, WorkerLost):
+        elif isinstance(event, messages.WorkerLost):
             self._handle_worker_lost(event)
-        elif isinstance(event, CheckDone):
+        elif isinstance(event, messages.CheckDone):
             self._dispatcher.end_warming(event.worker)
         else:
             self._handle_cluster_event(event)
@@ -318,16 +308,16 @@ class Coordinator:
                 origin=trial.origin,
                 clone_of=trial.clone_of if is_first else None,
                 notes_reads=is_first and self.events.unread.asks_about(trial.record.config),
-                ended=self._trials.take_ended(worker, trial),
+                ended=self._trials.held.take(worker, number),
             )
             self._overview.unit_begins(number, worker)
             self._dispatcher.submit(worker, task)
 
     def _make_task(
         self, trial: LiveTrial, epoch: int, step: int, part: int, position: int, **more: Any
-    ) -> Task:
+    ) -> messages.Task:
         """Return the task of a trial's unit, with the number of its dispatch."""
-        task = Task(
+        task = messages.Task(
             trial=trial.record.number,
             config=trial.record.config,
             epoch=epoch,
@@ -357,7 +347,7 @@ class Coordinator:
 
     # --- units and epochs ------------------------------------------------
 
-    def _handle_unit_done(self, event: UnitDone) -> None:
+    def _handle_unit_done(self, event: messages.UnitDone) -> None:
         task = event.task
         trial = self._trials.by_number[task.trial]
         following = self._dispatcher.finish(event)
@@ -431,7 +421,7 @@ class Coordinator:
         self._dispatcher.fail(worker)
         trial.worker = None
 
-    def _handle_unit_failed(self, event: UnitFailed) -> None:
+    def _handle_unit_failed(self, event: messages.UnitFailed) -> None:
         trial = self._trials.by_number[event.task.trial]
         self._drop_unit(event.worker, trial)
         self._forget_live_models(event.worker, event.dropped)
@@ -464,10 +454,10 @@ class Coordinator:
         self._trials.end(trial, status, error, traceback, raised)
         self._report(trial)
 
-    def _handle_worker_lost(self, event: WorkerLost) -> None:
+    def _handle_worker_lost(self, event: messages.WorkerLost) -> None:
         self._overview.unit_lost(event.worker)
         task, verdict = self._dispatcher.remove(event)
-        self._trials.forget_worker(event.worker)
+        self._trials.held.forget_worker(event.worker)
         if event.signal == signal.SIGBUS:
             # The worker read a memory-mapped file that was truncated: the trial is not to blame.
             self.context.check_files()
@@ -493,25 +483,25 @@ class Coordinator:
 
     # --- machines of a cluster -------------------------------------------
 
-    def _handle_cluster_event(self, event: News) -> None:
+    def _handle_cluster_event(self, event: messages.News) -> None:
         """Handle the events that only executors for several machines send."""
-        if isinstance(event, WorkerJoined):
+        if isinstance(event, messages.WorkerJoined):
             self.events.add("worker joined", f"worker {event.worker}")
             self._dispatcher.warm_up(event.worker)
-        elif isinstance(event, ShardsPlaced):
+        elif isinstance(event, messages.ShardsPlaced):
             self._dispatcher.update_holders()
-        elif isinstance(event, StateKept):
+        elif isinstance(event, messages.StateKept):
             trial = self._trials.by_number[event.trial]
             self._add_epoch(trial, _make_epoch(trial, self._awaiting_state.pop(event.trial)))
             self._trials.await_state(trial, False)
             self._apply_commands(trial)
-        elif isinstance(event, StateLost):
+        elif isinstance(event, messages.StateLost):
             self._handle_state_lost(event)
-        elif isinstance(event, Note):
+        elif isinstance(event, messages.Note):
             self.events.add(event.kind, event.text)
             warnings.warn(event.text, stacklevel=2)
 
-    def _handle_state_lost(self, event: StateLost) -> None:
+    def _handle_state_lost(self, event: messages.StateLost) -> None:
         trial = self._trials.by_number[event.trial]
         if event.worker is not None:
             self._drop_unit(event.worker, trial)
@@ -621,14 +611,7 @@ class Coordinator:
         self._trials.mark_open_as_stopped()
 
 
-def _divide_epoch(context: RunContext) -> EpochParts:
-    """Return how an epoch of the run is divided into parts."""
-    train, validation = context.views(0)
-    evaluation = evaluation_cost(validation)
-    return EpochParts(context.order().num_parts, evaluation / (train.num_rows + evaluation))
-
-
-def _make_epoch(trial: LiveTrial, last: UnitDone) -> EpochRecord:
+def _make_epoch(trial: LiveTrial, last: messages.UnitDone) -> EpochRecord:
     assert last.metrics is not None and last.state_hash is not None
     return EpochRecord(
         last.task.epoch, last.metrics, trial.epoch_seconds, last.state_hash, last.state_file

@@ -14,15 +14,7 @@ from cerebro.data import Dataset
 from cerebro.data.order import EpochOrder
 from cerebro.errors import WorkerError, text_of
 from cerebro.executors.base import Executor, as_placing, as_queueing
-from cerebro.worker.messages import (
-    MAX_LIVE_MODELS,
-    MAX_LIVE_MODELS_ON_GPU,
-    RunContext,
-    Task,
-    UnitDone,
-    WarmTask,
-    WorkerLost,
-)
+from cerebro.worker import messages
 
 
 def evaluation_cost(validation: Dataset | None) -> float:
@@ -39,7 +31,7 @@ def make_schedule(
     only on the shards that it holds.
     """
     # Workers that hold shards may have no GPUs. They report which models they drop.
-    most = MAX_LIVE_MODELS_ON_GPU if exclusive else MAX_LIVE_MODELS
+    most = messages.MAX_LIVE_MODELS_ON_GPU if exclusive else messages.MAX_LIVE_MODELS
     return _core.Schedule(
         shards=order.part_rows,
         exclusive=exclusive,
@@ -54,7 +46,11 @@ class Dispatcher:
     """The workers of a run, each with its unit in flight and at most one queued behind it."""
 
     def __init__(
-        self, executor: Executor, context: RunContext, now: Callable[[], float], max_retries: int
+        self,
+        executor: Executor,
+        context: messages.RunContext,
+        now: Callable[[], float],
+        max_retries: int,
     ) -> None:
         self.executor = executor
         self._now = now
@@ -69,8 +65,8 @@ class Dispatcher:
         )
         self._schedule_worker: dict[int, int] = {}
         self._executor_worker: dict[int, int] = {}
-        self._in_flight: dict[int, Task] = {}
-        self._queued: dict[int, Task] = {}
+        self._in_flight: dict[int, messages.Task] = {}
+        self._queued: dict[int, messages.Task] = {}
         self._begun: list[int] = []  # workers that have begun a unit since units were queued
         self._warming: set[int] = set()  # workers that are still importing
         self._libraries: set[str] = set()
@@ -89,8 +85,6 @@ class Dispatcher:
         """Whether units are due and a worker will soon be ready to run them."""
         return bool(self._warming) and not self.schedule.finished
 
-    # --- units -----------------------------------------------------------
-
     def next_unit(self) -> tuple[int, int, int, int, int, int] | None:
         """Return a unit that can begin: worker, trial, epoch, step, part, attempt; None: none."""
         while (command := self.schedule.next(self._now())) is not None:
@@ -103,12 +97,12 @@ class Dispatcher:
             self.update_holders()
         return None
 
-    def submit(self, worker: int, task: Task) -> None:
+    def submit(self, worker: int, task: messages.Task) -> None:
         self._in_flight[worker] = task
         self._begun.append(worker)
         self.executor.submit(worker, task)
 
-    def take_begun(self) -> Iterator[tuple[int, Task]]:
+    def take_begun(self) -> Iterator[tuple[int, messages.Task]]:
         """Yield the units begun since the last call, behind which another may be queued."""
         begun, self._begun = self._begun, []
         for worker in begun:
@@ -121,12 +115,12 @@ class Dispatcher:
             return None
         return self.schedule.next_here(self._schedule_worker[worker])
 
-    def queue(self, worker: int, task: Task) -> None:
+    def queue(self, worker: int, task: messages.Task) -> None:
         assert self._queue is not None
         self._queued[worker] = task
         self._queue.queue(worker, task)
 
-    def finish(self, event: UnitDone) -> Task | None:
+    def finish(self, event: messages.UnitDone) -> messages.Task | None:
         """Note that a unit is done; return the queued one, which the worker has begun."""
         worker = event.worker
         self._losses.unit_done(worker, event.task)
@@ -146,7 +140,7 @@ class Dispatcher:
         self._drop(worker)
         self.schedule.unit_failed(self._schedule_worker[worker], self._now())
 
-    def _drop(self, worker: int) -> Task | None:
+    def _drop(self, worker: int) -> messages.Task | None:
         self._queued.pop(worker, None)
         return self._in_flight.pop(worker, None)
 
@@ -157,8 +151,6 @@ class Dispatcher:
             for worker in list(self._in_flight):
                 cancel(worker)
 
-    # --- workers ---------------------------------------------------------
-
     def add(self, worker: int) -> None:
         ours = self.schedule.add_worker(self._now())
         self._schedule_worker[worker] = ours
@@ -167,7 +159,7 @@ class Dispatcher:
 
     def warm_up(self, worker: int) -> None:
         """Let a new worker import the libraries that units need before it gets a unit."""
-        self.executor.submit(worker, WarmTask(tuple(sorted(self._libraries))))
+        self.executor.submit(worker, messages.WarmTask(tuple(sorted(self._libraries))))
         self._warming.add(worker)
 
     def end_warming(self, worker: int) -> None:
@@ -191,7 +183,7 @@ class Dispatcher:
         """Note that a worker has dropped a trial's model."""
         self.schedule.forget_live(self._schedule_worker[worker], trial)
 
-    def remove(self, lost: WorkerLost) -> tuple[Task | None, Verdict]:
+    def remove(self, lost: messages.WorkerLost) -> tuple[messages.Task | None, Verdict]:
         """Remove a lost worker; return the unit that it has not completed, and what follows."""
         self._warming.discard(lost.worker)
         task = self._drop(lost.worker)
@@ -201,7 +193,7 @@ class Dispatcher:
             self.schedule.remove_worker(ours, self._now())
         return task, self._losses.add(lost, task)
 
-    def replace(self, lost: WorkerLost) -> str | None:
+    def replace(self, lost: messages.WorkerLost) -> str | None:
         """Replace a lost worker; return why the run continues without it, or None."""
         cause = lost.reason
         if self._losses.may_replace:

@@ -85,8 +85,6 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         )
         """The folds of all configurations, which are the trials that workers train."""
 
-    # --- called by the search loop -----------------------------------------
-
     def add(self, suggestion: Suggestion) -> LiveTrial:
         """Add a configuration, or a clone, whose folds are clones of its parent's folds."""
         folds = [self.folds.add(self._suggest_fold(suggestion, fold)) for fold in range(self._each)]
@@ -134,8 +132,6 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         for fold in self._folds_of(trial):
             if fold.record.number in self.folds.by_number:
                 self.folds.clear_pause(fold)
-
-    # --- called by the coordinator ------------------------------------------
 
     def update_from(self, fold: LiveTrial) -> LiveTrial | None:
         """Update a fold's configuration; return it once all folds have done the epoch or ended."""
@@ -192,8 +188,6 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         self._over.update(dict.fromkeys(number // self._each for number in gone))
         self._forget_unused(is_expected, has_folds)
         return gone
-
-    # --- internal --------------------------------------------------------------
 
     def _read(self, number: int) -> FoldedTrial:
         folds = [self.folds.recall(number * self._each + fold) for fold in range(self._each)]

@@ -80,8 +80,6 @@ class Forecaster:
         self.done = 0.0
         """The number of epochs trained so far, including those of earlier processes."""
 
-    # --- events ----------------------------------------------------------
-
     def unit_begins(self, trial: int, worker: int, now: float) -> None:
         self._began[worker] = trial, now
 
@@ -123,8 +121,6 @@ class Forecaster:
     def _share_trained(self, trial: LiveTrial) -> float:
         return min(1.0, trial.record.done / self._epochs)
 
-    # --- the forecast ----------------------------------------------------
-
     def busy_seconds(self, now: float) -> float:
         return self._busy + sum(now - began for _, began in self._began.values())
 
@@ -153,7 +149,10 @@ class Forecaster:
             coming = to_come.trials * self._epochs * share
         else:
             return Forecast()
-        left = {trial.record.number: share * self._count_epochs_left(trial) for trial in active}
+        left = {}
+        for trial in active:
+            rest = trial.record.target_epochs - self.parts.count_epochs(trial.position)
+            left[trial.record.number] = share * max(0.0, rest)
         work = coming + sum(left.values())
         if not self._timed_epochs or self._timed_units < MIN_UNITS * workers:
             return Forecast(work)
@@ -169,6 +168,3 @@ class Forecaster:
         rate = max(1, workers) * min(1.0, max(0.05, busy))
         together = (sum(seconds.values()) + coming * pace) / rate
         return Forecast(work, max(together, *seconds.values(), 0.0))
-
-    def _count_epochs_left(self, trial: LiveTrial) -> float:
-        return max(0.0, trial.record.target_epochs - self.parts.count_epochs(trial.position))

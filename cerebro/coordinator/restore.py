@@ -31,25 +31,11 @@ from cerebro.errors import CorruptDataError
 from cerebro.machine.files import read_bytes
 from cerebro.report import format as fmt
 from cerebro.results.saved_run import SavedRun
+from cerebro.run import states
 from cerebro.run.folder import OwnedRun, claim_state_dir, make_folders
 from cerebro.run.owner import Owner
 from cerebro.run.records import NOTHING_RAISED, EpochRecord, TrialRecord
 from cerebro.run.settings import Settings
-from cerebro.run.states import (
-    KeptState,
-    StateFile,
-    epoch_state_file,
-    find_kept_files,
-    finish_move,
-    move_slots,
-    remove_held,
-    remove_slots,
-    remove_state,
-    slots_stem,
-    trials_with_slots,
-    unpublished_name,
-    write_unpublished,
-)
 from cerebro.run.store import (
     LastDecision,
     Store,
@@ -71,7 +57,7 @@ class ResumePoint:
     """The number of committed units."""
     attempt: int = 0
     """The number of the next dispatch, higher than any that the slots have seen."""
-    origin: KeptState | None = None
+    origin: states.KeptState | None = None
     """The state to load, if it is not in the slots."""
     lost: list[EpochRecord] = field(default_factory=list)
     """Finished epochs whose rows are missing in the store."""
@@ -123,8 +109,8 @@ class Restorer:
         self._per_epoch = units_per_epoch
         self._epoch_dir = epoch_dir
         self._state_dir = state_dir
-        self._files = find_kept_files(epoch_dir)
-        self._with_slots = trials_with_slots(state_dir)
+        self._files = states.find_kept_files(epoch_dir)
+        self._with_slots = states.trials_with_slots(state_dir)
         self._seconds: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
         for (trial, epoch, step), seconds in units.items():
             self._seconds[trial, epoch][step] = seconds
@@ -144,10 +130,12 @@ class Restorer:
         start = (record.done + len(lost)) * self._per_epoch
         end = min(start + self._per_epoch, record.target_epochs * self._per_epoch + 1)
         if slots is not None and start <= slots.position < end:
-            move_slots(self._state_dir, record.number, slots.packed, slots.attempt, slots.position)
+            states.move_slots(
+                self._state_dir, record.number, slots.packed, slots.attempt, slots.position
+            )
             point = ResumePoint(slots.position, attempt, None, lost)
         else:
-            remove_slots(self._state_dir, record.number)
+            states.remove_slots(self._state_dir, record.number)
             point = self._continue_from_kept_state(record, attempt, lost)
         epoch, step = divmod(point.position, self._per_epoch)
         seconds = self._seconds[record.number, epoch]
@@ -160,20 +148,20 @@ class Restorer:
     ) -> None:
         """Delete the trial's files that no row names; with `slots`, also its slots."""
         named = {epoch.state_file for epoch in record.epochs}
-        named |= {unpublished_name(_file_of(epoch), epoch.state_hash) for epoch in lost}
+        named |= {states.unpublished_name(_file_of(epoch), epoch.state_hash) for epoch in lost}
         for file in self._files.pop(record.number, ()):
             if file.path.name not in named:
-                remove_state(file.path)
+                states.remove_state(file.path)
         if slots and record.number in self._with_slots:
-            remove_slots(self._state_dir, record.number)
+            states.remove_slots(self._state_dir, record.number)
 
     def clear_unknown(self, known: int) -> None:
         """Delete the files of trials whose rows were lost: their numbers go to new trials."""
         for trial in [number for number in self._files if number >= known]:
             for file in self._files.pop(trial):
-                remove_state(file.path)
+                states.remove_state(file.path)
         for trial in [number for number in self._with_slots if number >= known]:
-            remove_slots(self._state_dir, trial)
+            states.remove_slots(self._state_dir, trial)
 
     def _drop_from_gap(self, record: TrialRecord, reported: int) -> bool:
         """Remove the epochs from the first whose state is missing although a clone may need it.
@@ -194,9 +182,9 @@ class Restorer:
 
     def _read_slots(self, trial: int) -> tuple[_Slots | None, int]:
         """Return the state in the slots, if it is complete, and the number of the next dispatch."""
-        finish_move(self._state_dir, trial)
+        states.finish_move(self._state_dir, trial)
         try:
-            slots = _core.Slots(slots_stem(self._state_dir, trial), False)
+            slots = _core.Slots(states.slots_stem(self._state_dir, trial), False)
         except (OSError, CorruptDataError):
             return None, 0
         with contextlib.closing(slots):
@@ -228,8 +216,8 @@ class Restorer:
             record.epochs.pop()
         return ResumePoint(record.first_epoch * self._per_epoch, attempt)
 
-    def _kept_state_of(self, epoch: EpochRecord) -> KeptState:
-        return KeptState(str(self._epoch_dir / _file_of(epoch)), epoch.state_hash)
+    def _kept_state_of(self, epoch: EpochRecord) -> states.KeptState:
+        return states.KeptState(str(self._epoch_dir / _file_of(epoch)), epoch.state_hash)
 
     # --- epochs without a row --------------------------------------------
 
@@ -255,10 +243,10 @@ class Restorer:
             return None
         state_hash = _core.hash_state(slots.packed)
         lost = self._make_record(record.number, epoch, slots.progress, state_hash)
-        write_unpublished(self._epoch_dir, _file_of(lost), state_hash, slots.packed)
+        states.write_unpublished(self._epoch_dir, _file_of(lost), state_hash, slots.packed)
         return lost
 
-    def _read_epoch_in_file(self, file: StateFile) -> EpochRecord | None:
+    def _read_epoch_in_file(self, file: states.StateFile) -> EpochRecord | None:
         """Return the epoch if its file is complete; the file has its unpublished name then."""
         try:
             packed = read_bytes(file.path)
@@ -270,14 +258,14 @@ class Restorer:
         if file.state_hash not in (None, state_hash) or at != (file.epoch, self._per_epoch - 1):
             return None
         epoch = self._make_record(file.trial, progress.epoch, progress, state_hash)
-        file.path.replace(self._epoch_dir / unpublished_name(_file_of(epoch), state_hash))
+        file.path.replace(self._epoch_dir / states.unpublished_name(_file_of(epoch), state_hash))
         return epoch
 
     def _make_record(
         self, trial: int, epoch: int, progress: EpochProgress, state_hash: str
     ) -> EpochRecord:
         metrics, seconds = progress.epoch_metrics(), sum(self._seconds[trial, epoch].values())
-        file = epoch_state_file(trial, epoch)
+        file = states.epoch_state_file(trial, epoch)
         return EpochRecord(epoch, metrics, seconds, state_hash, file)
 
 
@@ -351,11 +339,11 @@ def restore(
     saved: SavedRun, store: Store, context: RunContext, request: ResumeRequest
 ) -> RestoredRun:
     """Restore all trials: resumed ones at their positions, the others unchanged."""
-    loop, states = saved.meta.get("search_loop"), Path(context.folders.states)
+    loop, epoch_dir = saved.meta.get("search_loop"), Path(context.folders.states)
     all_begun = saved.meta["status"] == "finished" or (loop or {}).get("is_exhausted")
     with reader(saved.folder) as connection:
         units, slots = read_unit_seconds(connection), Path(context.folders.slots)
-        restorer = Restorer(states, slots, context.units_per_epoch, units)
+        restorer = Restorer(epoch_dir, slots, context.units_per_epoch, units)
         restored = RestoredRun(
             seconds=read_clock(connection),
             loop=loop,
@@ -366,7 +354,7 @@ def restore(
     before = saved.settings["epochs"]
     is_over = has_decided_all(saved)
     restorer.clear_unknown(len(saved.records))
-    remove_held(states)
+    states.remove_held(epoch_dir)
     with store.group():
         for record in saved.records:
             if (request.trials is None and record.is_open) or request.includes(record):

@@ -85,15 +85,11 @@ class SearchLoop:
         self._hooks = hooks
         self._trials = trials
         self._first = first
-        self._fresh = 0  # trials that are not clones
+        self.begun = 0
+        """The number of trials that have begun, not counting clones."""
         self._changed = False
         self._saving = StateSaving(searcher)
         self._ended_early: set[int] = set()  # trials whose reports the searcher still receives
-
-    @property
-    def begun(self) -> int:
-        """The number of trials that have begun, not counting clones."""
-        return self._fresh
 
     # --- events of the run -----------------------------------------------
 
@@ -149,7 +145,7 @@ class SearchLoop:
         """Continue from a `state_dict`, None if never asked, and the number of stored decisions."""
         self._saving = StateSaving(self.searcher, decisions)
         if state is not None:
-            self._fresh = int(state["fresh"])
+            self.begun = int(state["fresh"])
             # If the number of trials was increased, the searcher may have more to suggest.
             enough = self._limits.n_trials is None or self._has_all_trials()
             self.is_exhausted = bool(state["is_exhausted"]) and enough
@@ -181,7 +177,7 @@ class SearchLoop:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loop's own state as JSON, for resuming the run."""
-        state = {"fresh": self._fresh, "is_exhausted": self.is_exhausted}
+        state = {"fresh": self.begun, "is_exhausted": self.is_exhausted}
         # Unless the searcher is adaptive, every trial that has not ended is a member.
         return state | self.rounds.state_dict() if self.searcher.adaptive else state
 
@@ -309,7 +305,7 @@ class SearchLoop:
             return
         trial = self._trials.add(suggestion)
         record = trial.record
-        self._fresh += self._is_fresh(suggestion)
+        self.begun += self._is_fresh(suggestion)
         self.rounds.join(record.number)
         if record.status in ENDED:
             self.trial_ended(trial)
@@ -402,4 +398,4 @@ class SearchLoop:
 
     def _has_all_trials(self) -> bool:
         n_trials = self._limits.n_trials
-        return n_trials is not None and self._fresh >= n_trials
+        return n_trials is not None and self.begun >= n_trials

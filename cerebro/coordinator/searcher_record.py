@@ -204,14 +204,9 @@ def _is_same(
     same = all(
         stored_config.get(str(name)) == value
         for name, value in suggestion.config.items()
-        if _is_stored_as_is(value)
+        if isinstance(value, (bool, int, float, str)) and value == value  # as it was stored
     )
     return suggestion.trial is None and is_clone == (stored.kind == "clone") and same
-
-
-def _is_stored_as_is(value: Any) -> bool:
-    """Return whether the store returns a value unchanged, unlike tuples, which become lists."""
-    return isinstance(value, (bool, int, float, str)) and value == value
 
 
 def catch_up(saved: SavedRun, searcher: Searcher, by: Ranking, stop: EarlyStopping | None) -> None:

@@ -178,9 +178,7 @@ class SimulatedSearch(SearchLoop):
         replay_decisions(
             fresh,
             self._memory.decisions,
-            reported=lambda trial, epoch: find_reported(
-                self.record_of(trial), epoch, self._ranking
-            ),
+            reported=lambda n, epoch: find_reported(self.record_of(n), epoch, self._ranking),
             config_of=lambda trial: self.record_of(trial).config,
             epochs=self._limits.epochs,
         )
@@ -195,19 +193,19 @@ class SimulatedSearch(SearchLoop):
             if trial.record.status not in ENDED:
                 number = trial.record.number
                 raise ContractError(f"trial {number} was lost: it is still running at the end")
-        return [self._make_view(trial.record) for trial in self._simulated.by_number.values()]
-
-    def _make_view(self, record: TrialRecord) -> SimulatedTrial:
-        return SimulatedTrial(
-            record.number,
-            record.config,
-            record.target_epochs,
-            epoch=record.done,
-            status=record.status,
-            parent=record.parent,
-            values=self._values[record.number],
-            decisions=self._decided[record.number],
-        )
+        return [
+            SimulatedTrial(
+                record.number,
+                record.config,
+                record.target_epochs,
+                epoch=record.done,
+                status=record.status,
+                parent=record.parent,
+                values=self._values[record.number],
+                decisions=self._decided[record.number],
+            )
+            for record in (trial.record for trial in self._simulated.by_number.values())
+        ]
 
     def _report(self, report: Report) -> Decision:
         decision = super()._report(report)

@@ -138,7 +138,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             best_epoch or (lambda record: record.best_epoch(metric, mode)),
             pinned,
         )
-        self._held = HeldByWorkers()
+        self.held = HeldByWorkers()
         self._settings = settings
         self._context = context
         self._store = store
@@ -265,8 +265,12 @@ class LiveTrials(TrialTable[LiveTrial]):
         if state is None or trial.worker is not None or trial.record.status in ENDED:
             return
         trial.origin = state
-        self.states.remove_slots(trial.record.number)
-        self._held.free(trial.record.number)
+        self._free(trial.record.number)
+
+    def _free(self, number: int) -> None:
+        """Remove a trial's slots, and let workers free what they hold of it."""
+        remove_slots(Path(self._context.folders.slots), number)
+        self.held.free(number)
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
         """Let a paused trial train until `epochs` are done."""
@@ -352,8 +356,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._overview.forecaster.trial_ended(trial)
         self.set_status(trial, status)
         self.states.retire(record, self._epoch_for_clones(trial))
-        self.states.remove_slots(record.number)
-        self._held.free(record.number)
+        self._free(record.number)
         remove_if_empty(log_path(self._context.folders.logs, record.number))
         self._notify_of(record, "on_trial_end")
         self._note_end(trial)
@@ -369,14 +372,13 @@ class LiveTrials(TrialTable[LiveTrial]):
         def is_awaited(number: int) -> bool:
             return self.by_number[number].worker is not None or is_expected(number)
 
-        # The other trials are added to `_over` again by `clear_pause`, or when their last clone
-        # begins.
+        # `clear_pause` or the begin of the last clone adds the other trials to `_over` again.
         unused = self._forget_unused(is_awaited, self.states.is_needed)
         for trial in unused:
             if trial.scheduled:
                 self._schedule.forget_trial(trial.record.number)
             self.states.forget(trial.record.number)
-            self._held.forget(trial.record.number)
+            self.held.forget(trial.record.number)
         return [trial.record.number for trial in unused]
 
     def clear_pause(self, trial: LiveTrial) -> None:
@@ -420,13 +422,6 @@ class LiveTrials(TrialTable[LiveTrial]):
         trial.clone_of = None
         if parent.record.status in ENDED:
             self._over[record.parent] = None
-
-    def take_ended(self, worker: int, trial: LiveTrial) -> tuple[int, ...]:
-        """Return the trials that have ended since the last unit of this worker, which gets one."""
-        return self._held.take(worker, trial.record.number)
-
-    def forget_worker(self, worker: int) -> None:
-        self._held.forget_worker(worker)
 
     def set_status(self, trial: LiveTrial, status: Status, *, resumable: bool = False) -> None:
         """Set a trial's status; if `resumable`, the trial counts as open whatever the status."""
@@ -487,7 +482,7 @@ class HeldByWorkers:
 
 
 class KeptStates:
-    """Keeps the states of finished epochs, and removes slots.
+    """Keeps the states of finished epochs.
 
     `keep` is "best", "last" or "all". `best_epoch` returns the epoch whose state ``keep="best"``
     keeps. `pinned` has trials and epochs whose states the searcher needs.
@@ -502,7 +497,6 @@ class KeptStates:
         pinned: Collection[tuple[int, int]],
     ) -> None:
         self._folder = Path(folders.states)
-        self._slots = Path(folders.slots)
         self._store = store
         self._keep = keep
         self._kept: dict[int, dict[int, EpochRecord]] = {}
@@ -584,6 +578,3 @@ class KeptStates:
     def forget(self, number: int) -> None:
         """Forget a trial that has ended; its kept states stay as they are."""
         self._kept.pop(number, None)
-
-    def remove_slots(self, number: int) -> None:
-        remove_slots(self._slots, number)

@@ -89,9 +89,6 @@ def state_object(file: str, state_hash: str) -> str:
     return f"states/{file.removesuffix('.safetensors')}.{state_hash}.safetensors"
 
 
-# --- uploading ---------------------------------------------------------------
-
-
 class _Overtaken(Exception):
     """The run has removed a state that the snapshot names: its file, hash, and what is wrong."""
 
@@ -279,9 +276,6 @@ def _read_states(connection: sqlite3.Connection) -> dict[str, str]:
     return {str(check_state_file(file)): str(hash) for file, hash in connection.execute(sql)}
 
 
-# --- downloading -------------------------------------------------------------
-
-
 def download(objects: Objects, folder: Path) -> Pointer:
     """Make a run's folder, which must not exist, from its copy; completely or not at all.
 
@@ -339,20 +333,16 @@ def _fill_folder(objects: Objects, pointer: Pointer, folder: Path) -> None:
         elif part in FOLDERS and has_own_rows and all(map(is_plain_name, name.split("/"))):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             objects.get(name, folder / name)
-    for part in FOLDERS:
-        if (folder / part).exists():
-            _check_rows_of(folder / part, objects.url_of(part))
+    for rows in (folder / part for part in FOLDERS if (folder / part).exists()):
+        try:
+            manifest = read_manifest(rows)
+            for shard in range(len(manifest.shards)):
+                verify_shard(rows, manifest, shard)
+        except CorruptDataError as error:
+            text = str(error).replace(os.fspath(rows), objects.url_of(rows.name))
+            raise CorruptDataError(text) from error
     # Its slots are in its own folder from now on: a separate one is on another machine.
     with contextlib.closing(sqlite3.connect(folder / FILE)) as store, store:
         store.execute("UPDATE meta SET value = ? WHERE key = 'state_dir'", (encode(None),))
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     durable.publish([(path, path) for path in files])
-
-
-def _check_rows_of(folder: Path, url: str) -> None:
-    try:
-        manifest = read_manifest(folder)
-        for shard in range(len(manifest.shards)):
-            verify_shard(folder, manifest, shard)
-    except CorruptDataError as error:
-        raise CorruptDataError(str(error).replace(os.fspath(folder), url)) from error

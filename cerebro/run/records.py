@@ -234,7 +234,11 @@ def update_configuration(whole: TrialRecord) -> list[EpochRecord]:
         whole.epochs.append(new[-1])
     whole.target_epochs = whole.folds[0].target_epochs
     culprit = failed_fold(whole.folds)
-    whole.status = _status(whole.folds)
+    present = {fold.status for fold in whole.folds}
+    order: tuple[Status, ...] = ("running", "paused", "waiting", "stopped")
+    whole.status = next((status for status in order if status in present), "finished")
+    if culprit is not None and present <= set(ENDED):
+        whole.status = culprit.status
     whole.resumable = any(fold.resumable for fold in whole.folds)
     whole.error = whole.traceback = None
     whole.raised = NOTHING_RAISED
@@ -250,15 +254,6 @@ def failed_fold(folds: Sequence[TrialRecord]) -> TrialRecord | None:
     """Return the fold that made a configuration fail: the first one in the earliest epoch."""
     failed = [fold for fold in folds if fold.status in ("failed", "diverged")]
     return min(failed, key=lambda fold: fold.done, default=None)
-
-
-def _status(folds: Sequence[TrialRecord]) -> Status:
-    present = {fold.status for fold in folds}
-    culprit = failed_fold(folds)
-    if culprit is not None and present <= set(ENDED):
-        return culprit.status
-    order: tuple[Status, ...] = ("running", "paused", "waiting", "stopped")
-    return next((status for status in order if status in present), "finished")
 
 
 def mean_epoch(folds: Sequence[EpochRecord]) -> EpochRecord:

@@ -35,8 +35,6 @@ _KEPT = re.compile(
 
 _SLOTS = re.compile(r"(\d+)(?:\.moving)?\.(?:a|b|slots)", re.ASCII)
 
-# --- names -------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class KeptState:
@@ -116,8 +114,6 @@ def read_claimant(folder: Path) -> str | None:
         return None
 
 
-# --- deleting ----------------------------------------------------------------
-
 HELD = ".mirror-"
 """The prefix of folders that hold states until they are uploaded."""
 
@@ -161,9 +157,6 @@ def remove_held(epoch_dir: Path) -> None:
     """Delete what a killed upload has left. No process may be uploading the run."""
     for folder in epoch_dir.glob(f"{HELD}*"):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-# --- reading and writing -----------------------------------------------------
 
 
 def read_state(kept: KeptState) -> bytes:
@@ -212,8 +205,6 @@ def move_slots(
         os.replace(moving + suffix, f"{stem}{suffix}")  # noqa: PTH105
     _remove_parts(folder, trial, (".b",))
 
-
-# --- verifying slots ---------------------------------------------------------
 
 _ATTEMPTS = 10
 """How often to read slots whose page keeps changing, before they count as in use."""

@@ -50,8 +50,6 @@ class Transaction:
         self._retired: dict[tuple[int, int], str] = {}
         self._unwanted: list[str] = []
 
-    # --- gathering -------------------------------------------------------
-
     def set_meta(self, key: str, value: str) -> None:
         self._meta[key] = value
 
@@ -95,8 +93,6 @@ class Transaction:
     def execute(self, sql: str, values: tuple[Any, ...]) -> None:
         """Add a statement; these statements run in order after all other rows."""
         self._others.append((sql, values))
-
-    # --- writing ---------------------------------------------------------
 
     def publish_states(self) -> None:
         """Make states durable; rows may then name them."""
