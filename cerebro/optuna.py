@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from cerebro.api.search import search, write_rows
+from cerebro.api.search import search
 from cerebro.arguments import (
     OPTIMIZE,
     check_real_number,
@@ -51,6 +51,7 @@ from cerebro.machine.files import path_of
 from cerebro.machine.guard import guard_trial, refuse
 from cerebro.model import Info
 from cerebro.results.result import Result
+from cerebro.run.folder import write_rows
 from cerebro.run.recipe import StudyBuild, call_build, check_build
 from cerebro.run.records import STUDY, Raised, class_name
 from cerebro.run.store import encode

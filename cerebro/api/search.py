@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -36,7 +34,6 @@ from cerebro.arguments import (
 from cerebro.coordinator.conduct import conduct, make_run_context
 from cerebro.coordinator.searcher_record import describe
 from cerebro.coordinator.trials import make_recordable
-from cerebro.data.given_rows import FOLDERS, is_rows, write_given_rows
 from cerebro.data.mixing import check_shards
 from cerebro.data.order import Shuffle, resolve_shuffle
 from cerebro.data.validation import UnfitDataError, check_rows, make_validation
@@ -57,15 +54,7 @@ from cerebro.machine.guard import refuse
 from cerebro.report.displays import announce, shows_progress
 from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
-from cerebro.run.folder import (
-    claim_folder,
-    gives_way,
-    make_way,
-    new_run_folder,
-    reserve_folder,
-    rows_in,
-    slots_folder,
-)
+from cerebro.run.folder import gives_way, make_way, new_run_folder, slots_folder, write_rows
 from cerebro.run.recipe import check_build
 from cerebro.run.records import Ranking
 from cerebro.run.settings import (
@@ -83,41 +72,6 @@ from cerebro.searchers.base import DONE, Searcher, suggestion_problem
 from cerebro.searchers.stopping import EarlyStopping
 from cerebro.space import Space, as_space
 from cerebro.worker.messages import CheckDone, CheckTask, RunFolders
-
-
-@contextlib.contextmanager
-def write_rows(
-    data: Any,
-    validation: Any,
-    run: Any,
-    if_exists: Any,
-    phase: Callable[[str], object] = lambda _: None,
-) -> Iterator[tuple[Any, Any, Any]]:
-    """Choose a run's folder, write data given in memory to it, and yield the search's arguments.
-
-    These are the data, the validation data and the folder. The data is removed at the end of the
-    block if no run was created. `phase` is told that the data is being written.
-    """
-    with reserve_folder(run, if_exists) as run:
-        if not (is_rows(data) or is_rows(validation)):
-            yield data, validation, run
-            return
-        folder = new_run_folder(run, if_exists)
-        if if_exists == "error" and gives_way(folder):
-            make_way(folder)
-        made = [path for path in (*(folder / n for n in FOLDERS), folder) if not path.exists()]
-        claim_folder(folder)
-        token = rows_in.set(folder)
-        try:
-            phase("writing the data")
-            yield *write_given_rows(data, validation, folder), folder
-        finally:
-            rows_in.reset(token)
-            for path in () if (folder / FILE).exists() else made:
-                if path.name in FOLDERS:
-                    shutil.rmtree(path, ignore_errors=True)
-                with contextlib.suppress(OSError):
-                    path.rmdir()
 
 
 @explain_keywords(SEARCH)

@@ -11,9 +11,12 @@ from cerebro.data import Dataset
 from cerebro.errors import InputError, one_line
 from cerebro.machine.devices import ALL, CPU, are_gpus, choose_devices, name_devices
 from cerebro.model import is_keras
-from cerebro.run.settings import HOOKS
 from cerebro.searchers.metrics import metric_mode
 from cerebro.searchers.stopping import EarlyStopping
+
+HOOKS = (
+    "on_run_start", "on_trial_start", "on_unit_end", "on_epoch_end", "on_trial_end", "on_run_end",
+)  # fmt: skip
 
 EVAL_ROWS = 256
 

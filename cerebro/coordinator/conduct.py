@@ -279,17 +279,19 @@ def complete_error(error: BaseException, result: Result) -> None:
         # A build that the user has not written says what can be done without it.
         lines_for = getattr(result.saved.known_build, "lines_on_interrupt", None)
         if lines_for is None:
-            explain_interrupt(error, format_for_notebook(result), explain_resuming(result), result)
+            explain_interrupt(error, *explain_resuming(result), result)
         else:
             lines = lines_for(describe_kept(result), str(result.path))
             explain_interrupt(error, lines, "\n".join(lines), result)
 
 
-def explain_resuming(result: Result) -> str:
-    """Return a message that describes what an interrupted run has kept and how to resume it."""
+def explain_resuming(result: Result) -> tuple[list[str], str]:
+    """Return what an interrupted run has kept, and how to resume it, for notebooks and others."""
     path, saved = str(result.path), result.saved
+    # A notebook can find a `build` that has a name again.
+    in_notebook = f"result = cerebro.resume({path!r}{'' if saved.recipe.has_name else ', build'})"
     if not is_describable(saved.meta["searcher_class"]):
-        command = format_same_call(saved)
+        command = in_notebook = format_same_call(saved)
     elif saved.recipe.is_importable:
         command = f"python -m cerebro resume {shlex.quote(path)}"
     else:
@@ -300,7 +302,10 @@ def explain_resuming(result: Result) -> str:
             if not saved.recipe.script_is_unchanged:
                 by_name += f" --build {shlex.quote(script)}"
             command = f"{by_name}\n\nor, where build is defined:\n\n  {command}"
-    return f"{describe_kept(result)}. To resume it:\n\n  {command}"
+    kept = describe_kept(result)
+    seen = f"to see it:     result = cerebro.open({path!r})"
+    lines = [kept, seen, f"to resume it:  {in_notebook}"]
+    return lines, f"{kept}. To resume it:\n\n  {command}"
 
 
 def find_own_script(saved: SavedRun) -> str | None:
@@ -321,19 +326,6 @@ def describe_kept(result: Result) -> str:
         f"interrupted: {count_noun(trials, 'trial')} with {count_noun(epochs, 'finished epoch')} "
         f"{'is' if trials == 1 else 'are'} kept in {result.path}"
     )
-
-
-def format_for_notebook(result: Result) -> list[str]:
-    """Return the message for a notebook, where a `build` that has a name can be found again."""
-    path, saved = str(result.path), result.saved
-    command = f"result = cerebro.resume({path!r}{'' if saved.recipe.has_name else ', build'})"
-    if not is_describable(saved.meta["searcher_class"]):
-        command = format_same_call(saved)
-    return [
-        describe_kept(result),
-        f"to see it:     result = cerebro.open({path!r})",
-        f"to resume it:  {command}",
-    ]
 
 
 def format_same_call(saved: SavedRun) -> str:

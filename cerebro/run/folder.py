@@ -14,14 +14,14 @@ import sys
 import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from cerebro.arguments import check_one_of, find_stacklevel
-from cerebro.data.given_rows import FOLDERS
+from cerebro.data.given_rows import FOLDERS, is_rows, write_given_rows
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable, environment
 from cerebro.machine.files import path_of
@@ -243,17 +243,46 @@ def reserve_folder(
                 folder.parent.rmdir()
 
 
-def claim_folder(folder: Path) -> None:
-    """Create the folder of a new run; raise InputError if another search does so now."""
-    if folder.exists():
-        return
-    try:
-        make_durable_folder(folder.parent)
-        folder.mkdir()
-    except FileExistsError:
-        refuse_folder(folder)
-    except OSError:  # writing to it says what is wrong
-        return
+@contextlib.contextmanager
+def write_rows(
+    data: Any,
+    validation: Any,
+    run: Any,
+    if_exists: Any,
+    phase: Callable[[str], object] = lambda _: None,
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Choose a run's folder, write data given in memory to it, and yield the search's arguments.
+
+    These are the data, the validation data and the folder. The data is removed at the end of the
+    block if no run was created. `phase` is told that the data is being written.
+    """
+    with reserve_folder(run, if_exists) as run:
+        if not (is_rows(data) or is_rows(validation)):
+            yield data, validation, run
+            return
+        folder = new_run_folder(run, if_exists)
+        if if_exists == "error" and gives_way(folder):
+            make_way(folder)
+        made = [path for path in (*(folder / n for n in FOLDERS), folder) if not path.exists()]
+        if not folder.exists():
+            try:
+                make_durable_folder(folder.parent)
+                folder.mkdir()
+            except FileExistsError:  # another search does so now
+                refuse_folder(folder)
+            except OSError:  # writing to it says what is wrong
+                pass
+        token = rows_in.set(folder)
+        try:
+            phase("writing the data")
+            yield *write_given_rows(data, validation, folder), folder
+        finally:
+            rows_in.reset(token)
+            for path in () if (folder / FILE).exists() else made:
+                if path.name in FOLDERS:
+                    shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    path.rmdir()
 
 
 def gives_way(folder: Path) -> bool:

@@ -21,15 +21,6 @@ from cerebro.machine.flags import compute_settings, find_inexact_operation, may_
 from cerebro.run.records import Ranking
 from cerebro.searchers.stopping import EarlyStopping
 
-HOOKS = (
-    "on_run_start",
-    "on_trial_start",
-    "on_unit_end",
-    "on_epoch_end",
-    "on_trial_end",
-    "on_run_end",
-)
-
 MAX_THREADS = 4096
 
 MAX_SEED = 2**64 - 1
