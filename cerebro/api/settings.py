@@ -19,7 +19,6 @@ HOOKS = (
 )  # fmt: skip
 
 EVAL_ROWS = 256
-
 MOST_VALUES = 2**16
 """The most values per row for `EVAL_ROWS`; an image of 128 x 128 in color has 49,152."""
 

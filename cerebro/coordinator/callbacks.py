@@ -55,22 +55,24 @@ class Hooks:
             self.notify(hook, self._view(record), *arguments)
 
     @property
+    def _observers(self) -> list[Any]:
+        return [callback for callback in self._callbacks if isinstance(callback, Observer)]
+
+    @property
     def of_commits(self) -> list[Callable[[], None]]:
         """What observers have called after each commit of the store."""
-        observers = [callback for callback in self._callbacks if isinstance(callback, Observer)]
-        return [callback.on_commit for callback in observers if hasattr(callback, "on_commit")]
+        return [each.on_commit for each in self._observers if hasattr(each, "on_commit")]
 
     def notify_closed(self) -> None:
         """Tell the observers that the run's folder is complete and released."""
-        for callback in list(self._callbacks):
-            if isinstance(callback, Observer) and hasattr(callback, "on_run_closed"):
-                self._call(callback, "on_run_closed", callback.on_run_closed, ())
+        for observer in self._observers:
+            if hasattr(observer, "on_run_closed"):
+                self._call(observer, "on_run_closed", observer.on_run_closed, ())
 
     def close(self) -> None:
         """Close the observers; called once when the run ends, with or without an error."""
-        for callback in list(self._callbacks):
-            if isinstance(callback, Observer):
-                self._call(callback, "close", callback.close, ())
+        for observer in self._observers:
+            self._call(observer, "close", observer.close, ())
 
     def cause_of(self, error: BaseException) -> str:
         """Return one line with the error that ended a run and the callback that raised it."""

@@ -88,7 +88,6 @@ def _carry_out_for_trial(command: Command, number: int, run: Any) -> str | None:
 
 
 MAX_BYTES = 4096
-
 LOOK_SECONDS = 1.0
 """The longest time between two readings of the folder."""
 

@@ -20,9 +20,7 @@ ALIKE_FAILURES = 3
 """The run ends if this many trials at its start fail in the same way."""
 
 _WORDS = dict(enumerate(["three", "four", "five", "six", "seven", "eight", "nine", "ten"], 3))
-
 _PRUNED = "optuna.exceptions.TrialPruned"
-
 _NO_METRIC = "the model reports no metric"
 
 

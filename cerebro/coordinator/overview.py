@@ -21,7 +21,6 @@ from cerebro.run.records import ENDED, Ranking, Status, TrialRecord, best_score
 from cerebro.run.settings import Settings
 
 PROGRESS_SECONDS = 0.25
-
 PROGRESS_SPACING = 50
 """Displays take at most about 1 / `PROGRESS_SPACING` of the coordinator's time."""
 

@@ -19,9 +19,7 @@ from cerebro.machine.imports import module_of
 Status = Literal["waiting", "running", "paused", "stopped", "finished", "diverged", "failed"]
 
 OPEN: tuple[Status, ...] = ("waiting", "running", "paused")
-
 ENDED: tuple[Status, ...] = ("stopped", "finished", "diverged", "failed")
-
 NOT_EXACT = "not exact"
 """The kind of an event that names an operation without a deterministic version."""
 

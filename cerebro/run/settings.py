@@ -22,7 +22,6 @@ from cerebro.run.records import Ranking
 from cerebro.searchers.stopping import EarlyStopping
 
 MAX_THREADS = 4096
-
 MAX_SEED = 2**64 - 1
 
 Group = TypeVar("Group")

@@ -19,7 +19,6 @@ from cerebro.machine.installation import explain_other_version
 from cerebro.run.records import NOTHING_RAISED, Raised
 
 SCHEMA_VERSION = 5
-
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE trials (
@@ -114,7 +113,6 @@ def check_version(connection: sqlite3.Connection, file: Path) -> None:
 
 
 FILE = "run.sqlite"
-
 BUSY_SECONDS = 60.0
 """How long commits and readers wait for each other; they do so only without WAL."""
 

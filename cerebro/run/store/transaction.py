@@ -8,7 +8,6 @@ SQLite gets all rows of a table in one call.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from typing import Any
 
 from cerebro.machine import durable
@@ -101,18 +100,6 @@ class Transaction:
 
     def write_rows(self, connection: sqlite3.Connection) -> None:
         """Commit the rows, all or none."""
-        statements = list(self._statements())
-        if statements:
-            with connection:
-                for sql, rows in statements:
-                    connection.executemany(sql, rows)
-
-    def remove_states(self) -> None:
-        """Delete states that no row names any more."""
-        for file in (*self._retired.values(), *self._unwanted):
-            remove_state(file)
-
-    def _statements(self) -> Iterator[tuple[str, list[Any]]]:
         tables: list[tuple[str, list[Any]]] = [
             (_TRIALS, list(self._trials.values())),
             (_STATUS, list(self._status.values())),
@@ -123,4 +110,13 @@ class Transaction:
             *((sql, [values]) for sql, values in self._others),
             (_META, list(self._meta.items())),
         ]
-        return (table for table in tables if table[1])
+        if any(rows for _, rows in tables):
+            with connection:
+                for sql, rows in tables:
+                    if rows:
+                        connection.executemany(sql, rows)
+
+    def remove_states(self) -> None:
+        """Delete states that no row names any more."""
+        for file in (*self._retired.values(), *self._unwanted):
+            remove_state(file)

@@ -141,7 +141,6 @@ MAX_ROWS = 10_000
 """The most rows in a transaction, and the most pending rows; beyond it, adding a row blocks."""
 
 MAX_STATE_BYTES = 1 << 30
-
 MIN_STATES = 4
 """How many states may always be pending; more may be, up to `MAX_STATE_BYTES` together."""
 
