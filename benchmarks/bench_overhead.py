@@ -22,7 +22,8 @@ import cerebro
 import cerebro._core as _core
 from benchmarks.harness import Bench, parser
 from cerebro.data.batches import make_loader
-from cerebro.worker.messages import RunContext, Task
+from cerebro.run.settings import Batches, Limits
+from cerebro.worker.messages import RunContext, RunFolders, Task
 from cerebro.worker.runner import UnitRunner
 
 BATCH = 256
@@ -73,11 +74,9 @@ def context(build_model: object, data: cerebro.Dataset, folder: str) -> RunConte
     return RunContext(
         build=build_model,  # type: ignore[arg-type]
         train=data,
-        epochs=1000,
-        batch_size=BATCH,
-        state_dir=folder,
-        epoch_dir=folder,
-        log_dir=folder,
+        limits=Limits(epochs=1000),
+        batches=Batches(batch_size=BATCH),
+        folders=RunFolders(folder, folder, folder),
     )
 
 

@@ -32,6 +32,7 @@ import numpy as np
 
 import cerebro
 from benchmarks.harness import Bench, paired_ratio, parser
+from cerebro.run.records import EpochRecord, TrialRecord
 from cerebro.run.store import FILE, Store
 from cerebro.run.store.schema import SCHEMA
 from cerebro.worker.messages import (
@@ -116,7 +117,7 @@ def store_results(folder: Path, count: int) -> None:
     """Through the store: epochs of 100 trials, their units and metrics."""
     store = Store.create(folder, {})
     for number in range(100):
-        store.add_trial(number, {"lr": 0.1}, "running", count, None)
+        store.add_trial(TrialRecord(number, {"lr": 0.1}, "running", count))
     for i in range(count):
         trial, epoch = i % 100, i // 100
         store.add_unit(
@@ -134,7 +135,7 @@ def store_results(folder: Path, count: int) -> None:
             state_bytes=1000,
         )
         metrics = {name: i / (1 + j) for j, name in enumerate(METRICS)}
-        store.add_epoch(trial, epoch, metrics, 0.5, "0" * 32, None, None)
+        store.add_epoch(trial, EpochRecord(epoch, metrics, 0.5, "0" * 32, None), None)
     store.close()
     shutil.rmtree(folder)
     folder.mkdir()

@@ -27,9 +27,10 @@ import cerebro
 import cerebro._core as _core
 from benchmarks.harness import Bench, parser
 from cerebro.cli import demo
+from cerebro.run.settings import Batches, Limits
 from cerebro.worker import runner
 from cerebro.worker.loaders import Loaders
-from cerebro.worker.messages import RunContext, Task, UnitDone
+from cerebro.worker.messages import RunContext, RunFolders, Task, UnitDone
 from cerebro.worker.runner import UnitRunner
 from cerebro.worker.trial_slots import TrialSlots
 
@@ -171,11 +172,9 @@ def main() -> None:
                 build=demo.build,
                 train=train,
                 validation=valid,
-                epochs=1000,
-                eval_batch_size=256,
-                state_dir=str(states),
-                epoch_dir=str(states),
-                log_dir=str(states),
+                limits=Limits(epochs=1000),
+                batches=Batches(eval_batch_size=256),
+                folders=RunFolders(*[str(states)] * 3),
             )
             config = {**kind, "lr": 1e-3, "dropout": 0.2, "batch_size": 32}
             found = measure(context, config, 13 if arguments.quick else 13 * arguments.rounds)

@@ -162,7 +162,7 @@ class Worker:
             JAX.begin_process(jax)  # before the context is unpickled, which may hold arrays of JAX
             run = self._process.open_context(context)
             note_imported(self._sources, fork_server.last_imported)
-            self._clock.limit = run.unit_timeout
+            self._clock.limit = run.limits.unit_timeout
             self._runner = UnitRunner(
                 run,
                 worker=number,
@@ -182,7 +182,7 @@ class Worker:
         if isinstance(task, Task) and not task.may_follow(self._done):
             return
         run = None if self._runner is None else self._runner.context
-        log = log_path(run.log_dir, task.trial) if run and isinstance(task, Task) else None
+        log = log_path(run.folders.logs, task.trial) if run and isinstance(task, Task) else None
         self._clock.begin(log)
         try:
             event = self._make_event(task)

@@ -117,21 +117,17 @@ def send(run: str | os.PathLike[str], command: Command) -> None:
     with reader(folder) as connection:
         check_is_trained(folder, read_meta(connection))
         if command.trial is not None:
-            trial = _check_number(command.trial)
-            row = connection.execute(
-                "SELECT status FROM trials WHERE number = ?", (trial,)
-            ).fetchone()
+            try:
+                trial = operator.index(command.trial)
+            except TypeError:
+                text = f"trial must be a trial's number, not {command.trial!r}"
+                raise InputError(text) from None
+            sql = "SELECT status FROM trials WHERE number = ?"
+            row = connection.execute(sql, (trial,)).fetchone()
             count = connection.execute("SELECT COUNT(*) FROM trials").fetchone()[0]
             check_trial(folder, trial, None if row is None else row["status"], count)
             command = replace(command, trial=trial)
     put(folder / FOLDER, command)
-
-
-def _check_number(trial: Any) -> int:
-    try:
-        return operator.index(trial)
-    except TypeError:
-        raise InputError(f"trial must be a trial's number, not {trial!r}") from None
 
 
 def put(control: Path, command: Command) -> Path:

@@ -19,9 +19,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import cerebro._core as _core
-from cerebro.coordinator.search_loop import LoopSettings
 from cerebro.coordinator.simulated_trials import ContractError, SimulatedSearch, SimulatedTrial
 from cerebro.errors import InputError
+from cerebro.run.records import Ranking
+from cerebro.run.settings import Exactness, Limits, SearchSettings, Strategy
 from cerebro.searchers import Searcher, make_searcher
 from cerebro.space import as_space, choice, integer, loguniform, uniform, when
 
@@ -87,9 +88,14 @@ def drive(
     """
     the_searcher = make_searcher(searcher)
     name = type(the_searcher).__name__
-    settings = LoopSettings(metric, mode, epochs, n_trials, name, width, asynchronous)
+    settings = SearchSettings(
+        ranking=Ranking(metric, mode, "best"),
+        strategy=Strategy(searcher_name=name, width=width, asynchronous=asynchronous),
+        limits=Limits(epochs=epochs, n_trials=n_trials),
+        exactness=Exactness(seed=seed),
+    )
     the_space = as_space(SPACE if space is None else space)
-    search = SimulatedSearch(the_searcher, the_space, settings, seed=seed)
+    search = SimulatedSearch(the_searcher, the_space, settings)
     shuffle = None if order is None else random.Random(order)
     training: list[int] = []
     for _ in range(MAX_STEPS):

@@ -22,12 +22,11 @@ from cerebro.machine.devices import (
 )
 from cerebro.machine.guard import refuse
 from cerebro.report.findings import Finding, offer_graph
-from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext
+from cerebro.run.settings import Batches, Exactness
+from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, RunFolders
 from cerebro.worker.trial_warnings import carry_filters, show
 
 if TYPE_CHECKING:
-    from cerebro.data import Dataset
-    from cerebro.data.validation import Folds
     from cerebro.executors.local import LocalExecutor
 
 
@@ -72,17 +71,14 @@ class Check:
         return self.ok
 
     def __str__(self) -> str:
-        lines = self.problems or [self._describe_hop()]
-        return "\n".join(filter(None, [*lines, *map(str, self.findings), self.offer]))
-
-    def _describe_hop(self) -> str:
         said = "the state survives a hop"
         if self.not_exact:
             said = (
                 f"not exact on {self.device}: no deterministic version of "
                 f"{', '.join(self.not_exact)}; cannot check whether the state survives a hop"
             )
-        return f"{said}; metrics: {', '.join(self.metrics)}"
+        lines = self.problems or [f"{said}; metrics: {', '.join(self.metrics)}"]
+        return "\n".join(filter(None, [*lines, *map(str, self.findings), self.offer]))
 
 
 @shorten_tracebacks
@@ -121,6 +117,8 @@ def check(
     InputError
         If the configuration cannot be built or trained at all, or if a device does not exist.
     """
+    arguments = dict(locals())
+
     import tempfile
     from pathlib import Path
 
@@ -128,6 +126,7 @@ def check(
     from cerebro.data.given_rows import is_rows, write_given_rows
     from cerebro.data.validation import check_rows, make_validation
     from cerebro.executors.local import LocalExecutor
+    from cerebro.machine.libraries import present_settings
     from cerebro.run.recipe import check_build
     from cerebro.space import as_space
 
@@ -135,16 +134,7 @@ def check(
     if is_rows(data) or is_rows(validation):
         with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as rows:
             data, validation = write_given_rows(data, validation, Path(rows))
-            return check(
-                build,
-                space,
-                data,
-                validation=validation,
-                batch_size=batch_size,
-                seed=seed,
-                devices=devices,
-                deterministic=deterministic,
-            )
+            return check(**arguments | {"data": data, "validation": validation})
     check_build(build)
     check_one_of("deterministic", deterministic, ("warn", True, False))
     device = choose_devices(devices)[0]
@@ -155,64 +145,31 @@ def check(
         batch_size = 32
     executor = LocalExecutor(1, 1, seats=assign_devices([device], 1))
     with tempfile.TemporaryDirectory(prefix="cerebro-check-") as folder:
-        context = _make_context(
-            build,
-            train,
-            held_out,
-            folds,
-            device,
-            folder,
-            seed=seed,
-            batch_size=batch_size,
-            deterministic=deterministic,
+        context = RunContext(
+            build=build,
+            train=train,
+            validation=held_out,
+            folds=folds,
+            folders=RunFolders(folder, folder, folder),
+            batches=Batches(batch_size=batch_size, eval_batch_size=eval_rows(train)),
+            exactness=Exactness(seed=seed, deterministic=deterministic),
+            device=name_in_worker([device]),
+            libraries=present_settings(),
+            warning_filters=carry_filters(),
         )
-        event = ask_worker(executor, context, CheckTask(config, thorough=True))
-    done = _get_outcome(event)
+        done = ask_worker(executor, context, CheckTask(config, thorough=True))
+    if not isinstance(done, CheckDone):
+        raise StateError(f"the worker was lost while trying the model: {done}")
+    for warned in done.warned:
+        show(warned)
+    if done.error is not None:
+        raise InputError(done.error)
     model = done.model
     if model.cpu_only and name_devices(devices) == ["auto"]:  # the same decision as in a search
         device = CPU
     problems, metrics, operations = map(list, (done.problems, model.metrics, done.not_exact))
     offer = offer_graph(done.gain)
     return Check(problems, metrics, dict(config), device, operations, list(done.findings), offer)
-
-
-def _make_context(
-    build: Callable[..., Any],
-    train: Dataset,
-    held_out: Dataset | None,
-    folds: Folds | None,
-    device: str,
-    folder: str,
-    **settings: Any,
-) -> RunContext:
-    """Return the context for a worker that only checks a model; `settings` are the user's."""
-    from cerebro.machine.libraries import present_settings
-
-    return RunContext(
-        build=build,
-        train=train,
-        validation=held_out,
-        folds=folds,
-        eval_batch_size=eval_rows(train),
-        state_dir=folder,
-        epoch_dir=folder,
-        log_dir=folder,
-        device=name_in_worker([device]),
-        libraries=present_settings(),
-        warning_filters=carry_filters(),
-        **settings,
-    )
-
-
-def _get_outcome(event: Event) -> CheckDone:
-    """Return the worker's answer, and show its warnings; raise an error if there is no outcome."""
-    if not isinstance(event, CheckDone):
-        raise StateError(f"the worker was lost while trying the model: {event}")
-    for warned in event.warned:
-        show(warned)
-    if event.error is not None:
-        raise InputError(event.error)
-    return event
 
 
 def ask_worker(executor: LocalExecutor, context: RunContext, task: CheckTask) -> Event:

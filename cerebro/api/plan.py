@@ -12,7 +12,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,11 +20,10 @@ import cerebro._core as _core
 from cerebro.api.settings import devices_of, resolve_mode
 from cerebro.api.workers import idle_advice, worker_count
 from cerebro.arguments import check_real_number, check_whole_number
-from cerebro.coordinator.schedule import evaluation_cost, make_schedule
-from cerebro.coordinator.search_loop import LoopSettings
+from cerebro.coordinator.dispatcher import evaluation_cost, make_schedule
 from cerebro.coordinator.simulated_trials import SimulatedSearch
 from cerebro.data.given_rows import is_rows, write_given_rows
-from cerebro.data.order import EpochOrder, Shuffle, make_order, resolve_shuffle
+from cerebro.data.order import EpochOrder, Shuffle, resolve_shuffle
 from cerebro.data.validation import Validation, make_validation
 from cerebro.errors import shorten_tracebacks
 from cerebro.executors.local import are_together
@@ -32,6 +31,8 @@ from cerebro.executors.seats import SeatedShards, count_kept_bytes, place_pools
 from cerebro.executors.simulated import SimulatedRun, Simulation
 from cerebro.machine.devices import CPU, are_gpus, assign_devices, memory_of
 from cerebro.report.format import duration, size
+from cerebro.run.records import Ranking
+from cerebro.run.settings import MAX_SEED, Batches, Exactness, Limits, SearchSettings, Strategy
 from cerebro.searchers import make_searcher
 from cerebro.searchers.base import Searcher
 from cerebro.space import as_space
@@ -174,68 +175,79 @@ threads, seed, shuffle, stagger, live_models, devices, workers_per_device
     """
     arguments = dict(locals())
     if is_rows(data) or is_rows(validation):
-        with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as rows:
-            arguments["data"], arguments["validation"] = write_given_rows(
-                data, validation, Path(rows)
-            )
-            return plan(**arguments)
+        with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as folder:
+            data, validation = write_given_rows(data, validation, Path(folder))
+            return plan(**arguments | {"data": data, "validation": validation})
     views = make_validation(data, validation)
-    train, _ = views.get_views(0)
     the_threads = check_whole_number("threads", threads, 1)
     the_devices = devices_of(devices, workers_per_device, None)
     count = max(1, worker_count(workers, the_threads, the_devices, workers_per_device))
     rows_per_second = check_real_number("rows_per_second", rows_per_second, above=0, optional=True)
     the_searcher = make_searcher(searcher)
-    settings = LoopSettings(
-        metric=metric,
-        mode=resolve_mode(metric, mode),
-        epochs=check_whole_number("epochs", epochs, 1) or 1,
-        n_trials=check_whole_number("n_trials", n_trials, 1, optional=True),
-        searcher_name=type(the_searcher).__name__,
-        width=check_whole_number("width", 8 if width is None else width, 1) or 8,
-        stagger=stagger,
+    settings = SearchSettings(
+        ranking=Ranking(metric, resolve_mode(metric, mode), "best"),
+        strategy=Strategy(
+            searcher_name=type(the_searcher).__name__,
+            width=check_whole_number("width", 8 if width is None else width, 1),
+            points=tuple(points),
+        ),
+        limits=Limits(
+            epochs=check_whole_number("epochs", epochs, 1),
+            n_trials=check_whole_number("n_trials", n_trials, 1, optional=True),
+            live_models=live_models,
+        ),
+        batches=Batches(
+            shuffle=resolve_shuffle(shuffle, views.train, stagger=stagger), stagger=stagger
+        ),
+        exactness=Exactness(
+            seed=check_whole_number("seed", seed, 0, MAX_SEED), threads=the_threads
+        ),
     )
-    the_seed = check_whole_number("seed", seed, 0, 2**64 - 1) or 0
-    kind = resolve_shuffle(shuffle, views.train, stagger=stagger)
-    order = make_order(train, kind, the_seed, stagger=stagger)
-    search = SimulatedSearch(the_searcher, as_space(space), settings, seed=the_seed, points=points)
+    train, validation = views.get_views(0)
+    order = settings.batches.make_order(train, settings.exactness.seed)
+    places, resident = SeatedShards(0, []), 0
+    if are_gpus(the_devices):
+        seated = assign_devices(the_devices, count)
+        data, together = (views.train, views.held_out, seated), are_together(seated)
+        places = place_pools(*data, order=order, together=together)
+        resident = count_kept_bytes(*data, dealt=places.stay, together=together)
+    search = SimulatedSearch(the_searcher, as_space(space), settings)
     speed = rows_per_second or train.num_rows
-    memory = _Memory.measure(views, order, the_devices, count)
-    run = _PlannedRun(search, views, order, 1.0 / speed, live_models, memory.places)
+    run = _PlannedRun(search, views, order, 1.0 / speed, live_models, places)
     for _ in range(count):
         run.join()
     run.place()
     simulation = run.run_to_end()
-    summary = _summarize(simulation, search, views, count, speed, rows_per_second is not None)
-    return replace(
-        summary,
+    rows = bytes_read = 0
+    for unit in simulation.units:
+        trained, held_out = views.get_views(unit.trial)
+        if unit.step == 0:  # an epoch begins, in which all rows are trained on
+            rows += trained.num_rows
+            bytes_read += trained.nbytes
+        if unit.shard < 0 and held_out is not None:
+            rows += held_out.num_rows
+            bytes_read += held_out.nbytes
+    on_disk = train.nbytes + (0 if validation is None else validation.nbytes)
+    trials, makespan = search.end(), simulation.makespan
+    return Plan(
+        trials=len(trials),
+        epochs=sum(len(trial.values) for trial in trials),
+        units=len(simulation.units),
+        rows=rows,
+        bytes_on_disk=on_disk if views.folds is None else views.train.nbytes,
+        bytes_read=bytes_read,
+        makespan=None if rows_per_second is None else makespan,
+        passes=makespan * speed / max(1, train.num_rows),
+        idle_share=simulation.idle_share,
+        first_result=simulation.first_result / makespan if makespan > 0 else math.nan,
+        max_live=simulation.max_live,
+        workers=count,
+        folds=None if views.folds is None else len(views.folds),
         devices=the_devices,
-        device_bytes=memory.bytes,
-        resident_bytes=memory.resident,
+        device_bytes=memory_of(the_devices) if are_gpus(the_devices) else 0,
+        resident_bytes=resident,
         threads=the_threads,
     )
-
-
-@dataclass(frozen=True)
-class _Memory:
-    """The memory of a GPU, the part for data, and which workers hold which shards."""
-
-    places: SeatedShards = field(default_factory=lambda: SeatedShards(0, []))
-    bytes: int = 0
-    resident: int = 0
-
-    @classmethod
-    def measure(
-        cls, views: Validation, order: EpochOrder, devices: Sequence[str], workers: int
-    ) -> _Memory:
-        if not are_gpus(devices):
-            return cls()
-        seated = assign_devices(devices, workers)
-        data = (views.train, views.held_out, seated)
-        together = are_together(seated)
-        places = place_pools(*data, order=order, together=together)
-        resident = count_kept_bytes(*data, dealt=places.stay, together=together)
-        return cls(places, memory_of(devices), resident)
 
 
 class _PlannedRun(SimulatedRun):
@@ -271,10 +283,7 @@ class _PlannedRun(SimulatedRun):
         return super().run_to_end()
 
     def end_trial(self, trial: int) -> None:
-        """Report a configuration's epoch once all its folds have trained it; continue the search.
-
-        If the configuration ends, end its folds.
-        """
+        """Report a configuration's epoch once all folds have trained it; continue the search."""
         whole = trial // self._each
         self._done[whole] += 1
         if self._done[whole] < self._each:
@@ -299,45 +308,3 @@ class _PlannedRun(SimulatedRun):
                 self.schedule.add_trial(number, epochs=done + 1, epoch=done)
             self.epochs[number] = done + 1
             self.unfinished.add(number)
-
-
-def _summarize(
-    simulation: Simulation,
-    search: SimulatedSearch,
-    views: Validation,
-    workers: int,
-    speed: float,
-    known: bool,
-) -> Plan:
-    train, validation = views.get_views(0)
-    rows = bytes_read = 0
-    for unit in simulation.units:
-        trained, held_out = views.get_views(unit.trial)
-        if unit.step == 0:  # an epoch begins, in which all rows are trained on
-            rows += trained.num_rows
-            bytes_read += trained.nbytes
-        if unit.shard < 0 and held_out is not None:
-            rows += held_out.num_rows
-            bytes_read += held_out.nbytes
-    trials = search.end()
-    makespan = simulation.makespan
-    on_disk = {view.path: view.nbytes for view in (train, validation) if view is not None}
-    if validation is not None and validation.path == train.path:
-        on_disk[train.path] += train.nbytes
-    if views.folds is not None:
-        on_disk = {views.train.path: views.train.nbytes}
-    return Plan(
-        trials=len(trials),
-        epochs=sum(len(trial.values) for trial in trials),
-        units=len(simulation.units),
-        rows=rows,
-        bytes_on_disk=sum(on_disk.values()),
-        bytes_read=bytes_read,
-        makespan=makespan if known else None,
-        passes=makespan * speed / max(1, train.num_rows),
-        idle_share=simulation.idle_share,
-        first_result=simulation.first_result / makespan if makespan > 0 else math.nan,
-        max_live=simulation.max_live,
-        workers=workers,
-        folds=None if views.folds is None else len(views.folds),
-    )

@@ -6,6 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, Literal
 
 from cerebro.api.search import search
@@ -14,19 +15,11 @@ from cerebro.errors import InputError, shorten_tracebacks
 from cerebro.machine.guard import refuse
 from cerebro.results.result import Result, open_run
 from cerebro.results.trial import Trial
+from cerebro.run.settings import Batches, Exactness
 from cerebro.searchers.metrics import known_mode
 from cerebro.space import choice
 
-_KEPT = (
-    "batch_size",
-    "eval_batch_size",
-    "drop_last",
-    "threads",
-    "seed",
-    "shuffle",
-    "stagger",
-    "deterministic",
-)
+_KEPT = [field.name for group in (Batches, Exactness) for field in fields(group)]
 """The settings of a run that affect a trial."""
 
 
@@ -96,6 +89,11 @@ def refit(
                 "before it was split"
             )
         data = searched.saved.dataset("data")
+    if epochs is None:
+        last = the_trial.best_epoch if searched.select == "best" else the_trial.epoch - 1
+        if last is None or last < 0:
+            raise InputError(f"trial {the_trial.number} has finished no epoch: give epochs=")
+        epochs = last + 1
     settings = searched.settings
     metric, mode = _ranking_of(the_trial, searched.metric, searched.mode)
     with warnings.catch_warnings():
@@ -104,7 +102,7 @@ def refit(
             searched.saved.find_build(build),
             {name: choice([value]) for name, value in the_trial.config.items()},
             data,
-            epochs=_epochs_of(the_trial, searched.select) if epochs is None else epochs,
+            epochs=epochs,
             n_trials=1,
             metric=metric,
             mode=mode,
@@ -149,10 +147,3 @@ def _ranking_of(trial: Trial, metric: str, mode: str) -> tuple[str, Any]:
     # come after those of their metrics.
     other = "loss" if "loss" in trained else min(trained, default=short)
     return other, known_mode(other) or mode
-
-
-def _epochs_of(trial: Trial, select: str) -> int:
-    epoch = trial.best_epoch if select == "best" else trial.epoch - 1
-    if epoch is None or epoch < 0:
-        raise InputError(f"trial {trial.number} has finished no epoch: give epochs=")
-    return epoch + 1

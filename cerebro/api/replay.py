@@ -30,15 +30,7 @@ from cerebro.results.result import Result
 from cerebro.results.trial import Trial
 from cerebro.run.records import TrialRecord, joint_hash
 from cerebro.run.states import CloneOf, epoch_state_file
-from cerebro.worker.messages import (
-    CheckDone,
-    CheckTask,
-    Event,
-    RunContext,
-    Task,
-    UnitDone,
-    WorkerLost,
-)
+from cerebro.worker import messages
 
 _OWN_SEED = (
     "the run was trained in the user's process (workers=0), in which Python had drawn a hash seed: "
@@ -182,9 +174,7 @@ def replay(
             train=train,
             folds=result.saved.folds_of(train),
             validation=result.saved.view("validation", data),
-            state_dir=folder,
-            epoch_dir=folder,
-            log_dir=folder,
+            folders=messages.RunFolders(folder, folder, folder),
             verify=False,
             device=name_in_worker(devices),
         )
@@ -205,16 +195,16 @@ def replay(
 
 
 def _train_line(
-    retraining: Retraining,
-    result: Result,
-    record: TrialRecord,
-    asked: int | None,
-    known: list[str],
+    retraining: Retraining, result: Result, record: TrialRecord, asked: int | None, known: list[str]
 ) -> Replay:
     """Train a trial after its ancestors; add differences in the ancestors' states to `known`."""
     count = len(record.epochs) if asked is None else min(asked, len(record.epochs))
+    line = [(record, count)]  # the oldest ancestor first, each with its own epochs to train
+    while record.parent is not None and record.parent_epoch is not None:
+        parent = result.saved.records[record.parent]
+        line.insert(0, (parent, record.parent_epoch + 1 - parent.first_epoch))
+        record = parent
     retraining.begin()
-    line = trace_lineage(result.saved.records, record.number, count)
     *ancestors, last = [retraining.train(*member) for member in line]
     for ancestor in ancestors:
         if not ancestor.identical:
@@ -233,33 +223,20 @@ def _combine_folds(record: TrialRecord, folds: list[Replay]) -> Replay:
         )
         for at, recorded in enumerate(record.epochs[:count])
     ]
-    errors = [
-        f"fold {fold.trial % len(record.folds)}: {fold.error}" for fold in folds if fold.error
-    ]
-    error = errors[0] if errors else None
-    return Replay(record.number, epochs, [], error, record.first_epoch, folds)
-
-
-def trace_lineage(
-    records: Sequence[TrialRecord], number: int, epochs: int
-) -> list[tuple[TrialRecord, int]]:
-    """Return a trial's ancestors, oldest first, and itself, each with its own epochs to train."""
-    record = records[number]
-    line = [(record, epochs)]
-    while record.parent is not None and record.parent_epoch is not None:
-        parent = records[record.parent]
-        line.insert(0, (parent, record.parent_epoch + 1 - parent.first_epoch))
-        record = parent
-    return line
+    errors = (f"fold {f.trial % len(record.folds)}: {f.error}" for f in folds if f.error)
+    return Replay(record.number, epochs, [], next(errors, None), record.first_epoch, folds)
 
 
 def _record_of(result: Result, trial: int | Trial) -> TrialRecord:
+    number = trial.number if isinstance(trial, Trial) else check_whole_number("trial", trial, 0)
     if isinstance(trial, Trial) and trial.fold is not None:
         record = trial.record
-        number: int | None = trial.number
+    elif number >= len(result.trials):
+        raise InputError(
+            f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}"
+        )
     else:
-        number = trial.number if isinstance(trial, Trial) else check_whole_number("trial", trial, 0)
-        record = _find_record(result, number)
+        record = result.trials[number].record
     if not any(part.epochs for part in (record, *record.folds)):
         cause = f" ({record.error})" if record.error else ""
         raise InputError(
@@ -268,16 +245,8 @@ def _record_of(result: Result, trial: int | Trial) -> TrialRecord:
     return record
 
 
-def _find_record(result: Result, number: int | None) -> TrialRecord:
-    if number is None or number >= len(result.trials):
-        raise InputError(
-            f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}"
-        )
-    return result.trials[number].record
-
-
 def list_known_differences(
-    result: Result, context: RunContext, now: Mapping[str, Any] | None
+    result: Result, context: messages.RunContext, now: Mapping[str, Any] | None
 ) -> list[str]:
     """List the known differences from the run; `now` is the replaying worker's environment."""
     lines = [] if now is None else environment.list_differences(result.environment, now)
@@ -302,17 +271,16 @@ def list_known_differences(
 
 
 class Retraining:
-    """A new worker that trains a trial again from its beginning, after its ancestors.
-
-    The context is the run's, with separate folders for states and logs.
-    """
+    """A new worker that trains a trial again from its beginning, after its ancestors."""
 
     def __init__(
-        self, context: RunContext, retries: int, seats: Sequence[Device | None] = ()
+        self, context: messages.RunContext, retries: int, seats: Sequence[Device | None] = ()
     ) -> None:
         self._context = context
         self._retries = retries
-        self._executor = LocalExecutor(1, context.threads, fresh=True, seats=seats, fork=False)
+        self._executor = LocalExecutor(
+            1, context.exactness.threads, fresh=True, seats=seats, fork=False
+        )
         (self._worker,) = self._executor.start(context)
         self._dispatches = 0
         self._parent: CloneOf | None = None  # the final state of the last trial trained
@@ -320,9 +288,9 @@ class Retraining:
 
     def environment(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return the worker's environment once the model is built; None if the worker is lost."""
-        self._executor.submit(self._worker, CheckTask(config, build_only=True))
+        self._executor.submit(self._worker, messages.CheckTask(config, build_only=True))
         (event,) = self._executor.wait()
-        if isinstance(event, CheckDone):
+        if isinstance(event, messages.CheckDone):
             return event.environment
         self._worker = self._executor.replace(self._worker)
         return None
@@ -341,50 +309,47 @@ class Retraining:
             if self._problem is not None:
                 break
             event = self._run_unit(record, position, first, last)
-            if not isinstance(event, UnitDone):
+            if not isinstance(event, messages.UnitDone):
                 self._problem = getattr(event, "message", None) or getattr(event, "reason", "")
             elif event.metrics is not None:
                 hashes.append(event.state.hash)
         if self._problem is None:
             file = epoch_state_file(record.number, record.first_epoch + epochs - 1)
-            self._parent = CloneOf(str(Path(self._context.epoch_dir, file)), hashes[-1])
+            self._parent = CloneOf(str(Path(self._context.folders.states, file)), hashes[-1])
         replayed = [
             ReplayedEpoch(recorded.epoch, recorded.state_hash, state_hash)
             for recorded, state_hash in zip(record.epochs, hashes, strict=False)
         ]
         return Replay(record.number, replayed, [], self._problem, record.first_epoch)
 
-    def _run_unit(self, record: TrialRecord, position: int, first: int, last: int) -> Event:
-        for _ in range(self._retries + 1):
-            task = self._task(record, position)
-            if position == first and record.parent is not None:
-                task = replace(task, clone_of=self._parent)
-            if position == last:  # a clone may begin with this state
-                task = replace(task, keep_state=True)
-            self._executor.submit(self._worker, task)
-            (event,) = self._executor.wait()
-            if not isinstance(event, WorkerLost):
-                break
-            self._worker = self._executor.replace(self._worker)
-        return event
-
-    def _task(self, record: TrialRecord, position: int) -> Task:
+    def _run_unit(
+        self, record: TrialRecord, position: int, first: int, last: int
+    ) -> messages.Event:
         context = self._context
         epoch, step = divmod(position, context.units_per_epoch)
         parts = [*context.order(record.number).visits(record.number, epoch), -1]  # -1: validation
-        self._dispatches += 1
-        return Task(
-            trial=record.number,
-            config=record.config,
-            epoch=epoch,
-            step=step,
-            part=parts[step],
-            attempt=0,
-            position=position,
-            epochs=record.info_epochs(position, context.epochs),
-            dispatch=self._dispatches,
-            keep_state=False,
-        )
+        is_clone = position == first and record.parent is not None
+        for _ in range(self._retries + 1):
+            self._dispatches += 1
+            task = messages.Task(
+                trial=record.number,
+                config=record.config,
+                epoch=epoch,
+                step=step,
+                part=parts[step],
+                attempt=0,
+                position=position,
+                epochs=record.info_epochs(position, context.limits.epochs),
+                dispatch=self._dispatches,
+                keep_state=position == last,  # a clone may begin with this state
+                clone_of=self._parent if is_clone else None,
+            )
+            self._executor.submit(self._worker, task)
+            (event,) = self._executor.wait()
+            if not isinstance(event, messages.WorkerLost):
+                break
+            self._worker = self._executor.replace(self._worker)
+        return event
 
     def close(self) -> None:
         self._executor.close(kill=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +46,8 @@ from cerebro.results.saved_run import SavedRun
 from cerebro.run.folder import sweep_states
 from cerebro.run.mirror import download
 from cerebro.run.owner import Owner
-from cerebro.run.settings import Settings, Training
+from cerebro.run.records import Ranking
+from cerebro.run.settings import Batches, Exactness, Limits, Settings, Strategy, read_group
 from cerebro.run.store import FILE, Store, check_whole_store, decode, encode, unused_folder
 from cerebro.searchers import make_searcher
 from cerebro.searchers.base import Searcher
@@ -131,13 +132,18 @@ def resume(
             check_trials(trials, len(saved.configurations)),
             saved.trials_each,
         )
-        check_epochs(saved, request)
+        before = saved.settings
+        if request.epochs is not None and request.epochs < before["epochs"]:
+            raise InputError(
+                f"epochs={request.epochs}, but the run trains for {before['epochs']}: give more, "
+                "or leave it out"
+            )
         if is_over(saved, request):
             record_new_places(saved, data, validation)
             clean_up(saved)
             return Result(path, build=build)
         as_before = executor is None and workers is None
-        announce(progress, saved.settings["workers"] if as_before else workers)
+        announce(progress, before["workers"] if as_before else workers)
         settings = settings_of(
             saved,
             build=build,
@@ -148,13 +154,12 @@ def resume(
             progress=progress,
         )
         if executor is not None:
-            kind = "auto" if are_gpus(read_devices(saved.settings)) else CPU
-            settings = replace(
-                settings,
-                executor=check_executor(executor),
-                devices=devices_of(kind, None, executor),
-            )
-        return train_rest(saved, owner, apply_epochs(settings, request), request, None)
+            kind = "auto" if are_gpus(read_devices(before)) else CPU
+            the_devices = devices_of(kind, None, executor)
+            settings = replace(settings, executor=check_executor(executor), devices=the_devices)
+        if request.epochs is not None and request.trials is None:  # it applies to all trials
+            settings = replace(settings, limits=replace(settings.limits, epochs=request.epochs))
+        return train_rest(saved, owner, settings, request, None)
 
 
 def download_run(url: str, callbacks: Any) -> tuple[Path, Sequence[Any]]:
@@ -170,25 +175,27 @@ def download_run(url: str, callbacks: Any) -> tuple[Path, Sequence[Any]]:
 
 
 def resume_search(settings: Settings, searcher: Searcher) -> Result:
-    """Resume the run that a search with the same arguments started.
+    """Resume the run that a search with the same arguments, but for more epochs or trials, started.
 
-    The new settings may have more epochs or trials than before; the searcher has not been set up.
-    Raises InputError if the settings would have produced different trials, if the searcher cannot
-    add trials, or if another process trains the run.
+    The searcher has not been set up. Raise InputError if the settings would have produced different
+    trials, if the searcher cannot add trials, or if another process trains the run.
     """
     saved = SavedRun(settings.folder, build=settings.build)
     with Owner.take_over(saved.folder) as owner:
         check_whole_store(saved.folder)
         saved.refresh()
-        refuse_changes(saved, settings)
+        differences = list(find_differences(saved, settings))
+        if differences:
+            raise InputError(
+                f"the run in {saved.path} started with other settings: {'; '.join(differences)}. "
+                "Give the same to resume it, or start a new run with another run= or "
+                "if_exists='new'"
+            )
         before = saved.settings
-        further = settings.epochs if settings.epochs != before["epochs"] else None
+        epochs, n_trials = settings.limits.epochs, settings.limits.n_trials
+        further = epochs if epochs != before["epochs"] else None
         request = ResumeRequest(further, trials_each=saved.trials_each)
-        more = searcher.wants_more(
-            saved.meta.get("searcher") or {},
-            before["n_trials"],
-            settings.n_trials,
-        )
+        more = searcher.wants_more(saved.meta.get("searcher") or {}, before["n_trials"], n_trials)
         if is_over(saved, request) and not more:
             clean_up(saved)
             return Result(settings.folder, build=settings.build)
@@ -198,13 +205,6 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
 
 def is_over(saved: SavedRun, request: ResumeRequest) -> bool:
     return saved.meta["status"] == "finished" and not any(map(request.includes, saved.records))
-
-
-def ask_again(saved: SavedRun) -> None:
-    """Make the search loop ask the searcher again, although it had nothing more to suggest."""
-    loop = saved.meta.get("search_loop")
-    if loop:
-        saved.meta["search_loop"] = {**loop, "is_exhausted": False}
 
 
 def record_new_places(saved: SavedRun, data: Any, validation: Any) -> None:
@@ -227,25 +227,6 @@ def clean_up(saved: SavedRun) -> None:
         sweep_states(saved.folder, saved.state_dir)
 
 
-def check_epochs(saved: SavedRun, request: ResumeRequest) -> None:
-    """Raise InputError if the request has fewer epochs than the run."""
-    before = saved.settings["epochs"]
-    if request.epochs is not None and request.epochs < before:
-        raise InputError(
-            f"epochs={request.epochs}, but the run trains for {before}: give more, or leave it out"
-        )
-
-
-def apply_epochs(settings: Settings, request: ResumeRequest) -> Settings:
-    """Return the settings, with the new number of epochs if it applies to all trials."""
-    if request.epochs is None or request.trials is not None:
-        return settings
-    return replace(settings, epochs=request.epochs)
-
-
-# --- training further --------------------------------------------------------
-
-
 def train_rest(
     saved: SavedRun,
     owner: Owner,
@@ -261,9 +242,10 @@ def train_rest(
     has more to suggest, even if the run is finished.
     """
     the_searcher = searcher_of(saved, settings, request, searcher, more=more)
-    if more:
-        ask_again(saved)
-    now = environment.describe(settings.threads, settings.devices[0])
+    loop = saved.meta.get("search_loop")
+    if more and loop:  # ask the searcher again, although it had nothing more to suggest
+        saved.meta["search_loop"] = {**loop, "is_exhausted": False}
+    now = environment.describe(settings.exactness.threads, settings.devices[0])
     if not trains_here(settings):  # workers get the run's seed
         now["variables"].pop(environment.HASH_SEED, None)
     if are_gpus(settings.devices):  # as in workers; CUDA does not start in this process
@@ -291,11 +273,7 @@ def searcher_of(
     *,
     more: bool = False,
 ) -> Searcher:
-    """Return the run's searcher in the state in which the run ended.
-
-    Raises InputError if it cannot be recreated, or still has to decide on trials that are to be
-    trained further.
-    """
+    """Return the searcher as the run left it; raise InputError if it cannot be used so."""
     description = saved.meta["searcher_class"]
     over = has_decided_all(saved)
     apart = request.epochs is not None or request.trials is not None
@@ -303,8 +281,9 @@ def searcher_of(
     if over and more and extends and description["adaptive"]:
         raise InputError(
             f"the searcher of {saved.path} decides how long each trial trains, so more epochs and "
-            f"more trials need two calls: first one with epochs={settings.epochs} and as many "
-            "trials as before, then one with more trials"
+            "more trials need two calls: first one with "
+            f"epochs={settings.limits.epochs} and as many trials as before, then one with more "
+            "trials"
         )
     over = over and not more
     if apart and description["adaptive"] and not over:
@@ -315,34 +294,27 @@ def searcher_of(
     if over or request.trials is not None:
         return NoSearcher()
     the_searcher = searcher or make_again(description)
-    if the_searcher is None or settings.space_json is None:
-        if not description["adaptive"] and settings.n_trials == len(saved.configurations):
+    strategy = settings.strategy
+    if the_searcher is None or strategy.space_json is None:
+        if not description["adaptive"] and settings.limits.n_trials == len(saved.configurations):
             return NoSearcher()
         raise InputError(
-            f"the searcher {settings.searcher_name} of {saved.path} cannot be made again from its "
+            f"the searcher {strategy.searcher_name} of {saved.path} cannot be made again from its "
             f"record: run the original script again, with {format_same_call(saved)}"
         )
     the_searcher = make_searcher(the_searcher)
-    set_up_searcher(the_searcher, Space.from_json(settings.space_json), settings)
+    set_up_searcher(the_searcher, Space.from_json(strategy.space_json), settings)
     if "searcher" in saved.meta:
         the_searcher.load_state_dict(saved.meta["searcher"])
-        catch_up(saved, the_searcher, settings.ranking, settings.stop)
+        catch_up(saved, the_searcher, settings.ranking, strategy.stop)
     return the_searcher
 
 
 MAY_DIFFER = {
-    "workers",
-    "max_retries",
-    "unit_timeout",
-    "time_limit",
-    "live_models",
-    "epochs",
-    "n_trials",
-    "devices",
-    "space",
-    "searcher_name",
-}
-"""Settings that may change when a script resumes its run, or that are compared elsewhere."""
+    "workers", "max_retries", "unit_timeout", "time_limit", "live_models", "devices",
+    "epochs", "n_trials", "space", "searcher_name",  # compared elsewhere
+}  # fmt: skip
+"""Settings that may change when a script resumes its run."""
 
 
 def settings_of(
@@ -355,51 +327,61 @@ def settings_of(
     callbacks: Sequence[Any],
     progress: Any,
 ) -> Settings:
-    """Return the settings with which a run started.
+    """Return the settings with which a run started, with data that may have moved.
 
-    `data` and `validation` are given if they have moved. With ``workers=None``, the run has as many
-    as before. Raises InputError if the data or ``build`` is missing or has changed, and
-    CorruptDataError if the record is damaged.
+    Raise InputError if the data or ``build`` is missing or has changed, and CorruptDataError if the
+    record is damaged.
     """
     meta = saved.meta
     record = meta["settings"]
-    names = [field.name for field in dataclasses.fields(Settings)]
-    values = {name: record[name] for name in names if name in record}
-    stop = record["stop"]
-    values |= {
-        "build": saved.find_build(build),
-        "train": open_moved_view(saved, "data", data),
-        "validation": open_moved_view(saved, "validation", validation, data),
-        "folds": None,
-        "stop": None if stop is None else EarlyStopping(**stop),
-        "workers": worker_count(workers if workers is not None else record["workers"], 1),
-        "devices": choose_resume_devices(read_devices(record)),
-        "folder": saved.path,
-        "state_dir": saved.state_dir,
-        "callbacks": check_callbacks(callbacks),
-        "progress": progress,
-        "executor": None,
-        "points": tuple(meta["points"]),
-        "space_json": meta["space"],
-        "searcher_class": meta["searcher_class"],
-    }
-    values["folds"] = saved.folds_of(values["train"])
-    if values["workers"] == 0:
-        values["unit_timeout"] = None  # no process can be killed
+    the_build = saved.find_build(build)
+    train: Any = open_moved_view(saved, "data", data)
     try:
-        return Settings(**Training.from_record(record) | values)
+        stop = None if record["stop"] is None else EarlyStopping(**record["stop"])
+        groups: dict[str, Any] = {
+            "ranking": read_group(Ranking, record),
+            "strategy": read_group(
+                Strategy,
+                record,
+                stop=stop,
+                points=tuple(meta["points"]),
+                space_json=meta["space"],
+                searcher_class=meta["searcher_class"],
+            ),
+            "batches": read_group(Batches, record),
+            "exactness": read_group(Exactness, record),
+            "keep": record["keep"],
+        }
+        limits, before = read_group(Limits, record), record["workers"]
     except (KeyError, TypeError) as error:
         raise CorruptDataError(
             f"{saved.path}: some of its settings are not recorded: {error}"
         ) from None
+    count = worker_count(before if workers is None else workers, 1)
+    if count == 0:
+        limits = replace(limits, unit_timeout=None)  # no process can be killed
+    return Settings(
+        **groups,
+        limits=limits,
+        build=the_build,
+        train=train,
+        validation=open_moved_view(saved, "validation", validation, data),
+        folds=saved.folds_of(train),
+        workers=count,
+        devices=choose_resume_devices(read_devices(record)),
+        executor=None,
+        folder=saved.path,
+        state_dir=saved.state_dir,
+        callbacks=check_callbacks(callbacks),
+        progress=progress,
+    )
 
 
 def open_moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
     """Return the run's ``"data"`` or ``"validation"``, from its new path if it has moved.
 
-    `given` has datasets, paths or None: first the new path of this dataset, then that of the
-    training data, which may be another part of the same dataset. Raises InputError if the data is
-    missing, or is not the run's.
+    `given` has datasets, paths or None: for this data, then for the training data, which may be
+    another part of the same dataset. Raise InputError if it is missing, or is not the run's.
     """
     spec = saved.meta[name]
     if spec is None:
@@ -431,17 +413,8 @@ def open_moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
         ) from error
 
 
-def refuse_changes(saved: SavedRun, settings: Settings) -> None:
-    """Raise InputError if the settings would have produced different trials."""
-    differences = list(_find_differences(saved, settings))
-    if differences:
-        raise InputError(
-            f"the run in {saved.path} started with other settings: {'; '.join(differences)}. "
-            "Give the same to resume it, or start a new run with another run= or if_exists='new'"
-        )
-
-
-def _find_differences(saved: SavedRun, settings: Settings) -> Any:
+def find_differences(saved: SavedRun, settings: Settings) -> Iterator[str]:
+    """Yield how settings differ that would have produced different trials."""
     recorded = saved.meta["settings"]
     now = round_trip(settings.record())
     missing = sorted(now.keys() - recorded.keys())
@@ -449,22 +422,23 @@ def _find_differences(saved: SavedRun, settings: Settings) -> Any:
         raise CorruptDataError(
             f"{saved.path}: some of its settings are not recorded: {', '.join(missing)}"
         )
-    adaptive = saved.meta["searcher_class"]["adaptive"]
+    may_differ = MAY_DIFFER
+    if not saved.meta["searcher_class"]["adaptive"]:
+        may_differ = {*MAY_DIFFER, "width"}
     for name in now:
-        if name in MAY_DIFFER or (name == "width" and not adaptive):
-            continue
-        if recorded[name] != now[name]:
+        if name not in may_differ and recorded[name] != now[name]:
             yield f"{name} was {recorded[name]!r}, is {now[name]!r}"
-    for name in ("epochs", "n_trials"):
-        if _as_number(now[name]) < _as_number(recorded[name]):
+    for name in ("epochs", "n_trials"):  # None is more than any number
+        if (now[name] or math.inf) < (recorded[name] or math.inf):
             yield f"{name} was {recorded[name]!r}, is {now[name]!r} (it can only be increased)"
     for name, before, value in (
-        ("points", saved.meta["points"], list(settings.points)),
-        ("space", saved.meta["space"], settings.space_json),
+        ("points", saved.meta["points"], list(settings.strategy.points)),
+        ("space", saved.meta["space"], settings.strategy.space_json),
     ):
         if before != round_trip(value):
             yield f"{name} has changed"
-    yield from _compare_searchers(saved.meta["searcher_class"], round_trip(settings.searcher_class))
+    now_class = round_trip(settings.strategy.searcher_class)
+    yield from _compare_searchers(saved.meta["searcher_class"], now_class)
     views = {"data": settings.train, "validation": settings.validation}
     for name, view in views.items():
         if (None if view is None else view.checksum) != saved.meta[f"{name}_checksum"]:
@@ -491,10 +465,6 @@ def _compare_searchers(known: Mapping[str, Any], now: Mapping[str, Any]) -> Iter
 def round_trip(value: Any) -> Any:
     """Return a value as it is after being stored and read back."""
     return decode(encode(value))
-
-
-def _as_number(value: int | None) -> float:
-    return float("inf") if value is None else value
 
 
 def check_trials(trials: Any, count: int) -> tuple[int, ...] | None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import os
-import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
-from pathlib import Path
-from typing import Any, Literal, ParamSpec
+from typing import Any, Literal
 
 from cerebro.api.check import ask_worker
 from cerebro.api.resume import resume_search
@@ -40,7 +35,6 @@ from cerebro.arguments import (
 from cerebro.coordinator.conduct import conduct, make_run_context
 from cerebro.coordinator.searcher_record import describe
 from cerebro.coordinator.trials import make_recordable
-from cerebro.data.given_rows import FOLDERS, is_rows, write_given_rows
 from cerebro.data.mixing import check_shards
 from cerebro.data.order import Shuffle, resolve_shuffle
 from cerebro.data.validation import UnfitDataError, check_rows, make_validation
@@ -61,97 +55,28 @@ from cerebro.machine.guard import refuse
 from cerebro.report.displays import announce, shows_progress
 from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
-from cerebro.run.folder import (
-    claim_folder,
-    gives_way,
-    make_way,
-    new_run_folder,
-    reserve_folder,
-    rows_in,
-    slots_folder,
-)
+from cerebro.run.folder import gives_way, make_way, new_run_folder, slots_folder, write_rows
 from cerebro.run.recipe import check_build
-from cerebro.run.settings import MAX_SEED, MAX_THREADS, Settings
+from cerebro.run.records import Ranking
+from cerebro.run.settings import (
+    MAX_SEED,
+    MAX_THREADS,
+    Batches,
+    Exactness,
+    Limits,
+    Settings,
+    Strategy,
+)
 from cerebro.run.store import FILE
 from cerebro.searchers import make_searcher
 from cerebro.searchers.base import DONE, Searcher, suggestion_problem
 from cerebro.searchers.stopping import EarlyStopping
 from cerebro.space import Space, as_space
-from cerebro.worker.messages import CheckDone, CheckTask
-from cerebro.worker.models import batch_size_of
-
-P = ParamSpec("P")
-
-
-def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Decorate a search: data given in memory is first written to the run's folder.
-
-    The argument ``progress`` must already be a display, which `shows_progress` provides.
-    """
-    signature = inspect.signature(function)
-
-    @wraps(function)
-    def run_with_rows(*args: P.args, **kwargs: P.kwargs) -> Result:
-        refuse("cerebro.search")  # reject the call before anything is written
-        try:
-            bound: Any = signature.bind(*args, **kwargs).arguments
-        except TypeError:
-            return function(*args, **kwargs)  # its message names the function
-        where = bound.get("run"), bound.get("if_exists", "error")
-        phase = bound["progress"].phase
-        with write_rows(bound["data"], bound.get("validation"), *where, phase) as written_to:
-            views = dict(zip(("data", "validation", "run"), written_to, strict=True))
-            return function(**{**bound, **views})  # type: ignore[call-arg]
-
-    return run_with_rows
-
-
-@contextlib.contextmanager
-def write_rows(
-    data: Any,
-    validation: Any,
-    run: Any,
-    if_exists: Any,
-    phase: Callable[[str], object] = lambda _: None,
-) -> Iterator[tuple[Any, Any, Any]]:
-    """Choose a run's folder, write data given in memory to it, and yield the search's arguments.
-
-    These are the data, the validation data and the folder. The data is removed at the end of the
-    block if no run was created. `phase` is told that the data is being written.
-    """
-    with reserve_folder(run, if_exists) as run:
-        if not (is_rows(data) or is_rows(validation)):
-            yield data, validation, run
-            return
-        folder = new_run_folder(run, if_exists)
-        if if_exists == "error" and gives_way(folder):
-            make_way(folder)
-        created = [
-            path for path in (*(folder / name for name in FOLDERS), folder) if not path.exists()
-        ]
-        claim_folder(folder)
-        token = rows_in.set(folder)
-        try:
-            phase("writing the data")
-            yield *write_given_rows(data, validation, folder), folder
-        finally:
-            rows_in.reset(token)
-            if not (folder / FILE).exists():
-                remove_rows(created)
-
-
-def remove_rows(made: Sequence[Path]) -> None:
-    """Remove the rows of a run that was not created, and the run's folder if it is empty."""
-    for path in made:
-        if path.name in FOLDERS:
-            shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            path.rmdir()
+from cerebro.worker.messages import CheckDone, CheckTask, RunFolders
 
 
 @explain_keywords(SEARCH)
 @shows_progress
-@takes_rows
 def search(
     build: Callable[..., Any],
     space: Any,
@@ -342,107 +267,102 @@ def search(
         If a data file does not match its manifest.
     """
     refuse("cerebro.search")
-    check_build(build)
-    check_one_of("select", select, ("best", "last"))
-    check_one_of("keep", keep, ("best", "last", "all"))
-    check_one_of("deterministic", deterministic, ("warn", True, False))
-    train, held_out, folds = make_validation(data, validation)
-    check_rows(held_out)
-    folder = new_run_folder(run, if_exists)
-    goes_on = if_exists == "resume" and (folder / FILE).exists()
-    the_space, the_searcher = as_space(space), make_searcher(searcher)
-    the_threads = check_whole_number("threads", threads, 1, MAX_THREADS)
-    workers = choose_worker_count(workers, executor)
-    is_known = executor is None or workers is not None
-    the_devices = devices_of(devices, workers_per_device, executor)
-    by_itself = executor is None and name_devices(devices) == ["auto"]
-    before = SavedRun(folder).settings if goes_on else None
-    if before is not None and by_itself and are_gpus(the_devices):
-        # The devices on which the run started.
-        the_devices = choose_resume_devices(read_devices(before))
-    rows = check_whole_number("eval_batch_size", eval_batch_size, 1, optional=True)
-    counted = the_devices if executor is None else (CPU,)  # an executor counts its own workers
-    the_workers = worker_count(workers, the_threads, counted, workers_per_device)
-    settings = Settings(
-        build=build,
-        train=train,
-        validation=held_out,
-        folds=folds,
-        epochs=check_whole_number("epochs", epochs, 1),
-        n_trials=check_whole_number("n_trials", n_trials, 1, optional=True),
-        metric=metric,
-        mode=resolve_mode(metric, mode),
-        select=select,
-        batch_size=check_whole_number("batch_size", batch_size, 1, optional=True),
-        eval_batch_size=rows or eval_rows(train),
-        drop_last=bool(drop_last),
-        shuffle=resolve_shuffle(shuffle, train, stagger=bool(stagger)),
-        stop=check_stop(stop),
-        width=check_whole_number("width", 8 if width is None else width, 1),
-        workers=the_workers,
-        threads=the_threads,
-        seed=check_whole_number("seed", seed, 0, MAX_SEED),
-        folder=folder,
-        keep=keep,
-        max_retries=check_whole_number("max_retries", max_retries, 0),
-        unit_timeout=seconds_per_unit(
-            check_real_number("unit_timeout", unit_timeout, above=0, optional=True),
-            the_workers,
-            executor,
-        ),
-        time_limit=check_real_number("time_limit", time_limit, above=0, optional=True),
-        stagger=bool(stagger),
-        asynchronous=bool(asynchronous),
-        live_models=check_whole_number("live_models", live_models, 1, optional=True),
-        deterministic=deterministic,
-        state_dir=slots_folder(folder, state_dir, goes_on=goes_on),
-        callbacks=check_callbacks(callbacks),
-        progress=progress,
-        executor=check_executor(executor),
-        devices=the_devices,
-        searcher_name=searcher if isinstance(searcher, str) else type(searcher).__name__,
-        space=repr(space),
-        space_json=the_space.to_json(),
-        searcher_class=describe(the_searcher),
-        points=check_points(points),
-    )
-    if settings.shuffle == "shards":
-        check_shards(train)
-        for fold in range(0 if folds is None else len(folds)):
-            make_validation(train, folds).get_views(fold)[0].view.weight_sums(across=False)
-    if is_known:
-        advice = None if goes_on else _idle_advice(settings, the_searcher)
-        announce(progress, the_workers, advice)
-    else:
-        announce(progress, None)
-    _start_early(settings)
-    if goes_on:
-        _warn_if_mixed(the_devices)
-        return resume_search(settings, the_searcher)
-    chosen_for = None
-    if by_itself and workers_per_device is None:
-        chosen_for = worker_count(workers, the_threads)
-    return run_search(settings, the_space, the_searcher, chosen_for)
-
-
-def _start_early(settings: Settings) -> None:
-    """Let workers on the CPUs of this machine start while the search is prepared."""
-    if settings.executor is None and settings.devices == (CPU,):
-        loaded = [name for name in ("torch",) if name in sys.modules]
-        warm_workers.start_early(settings.threads, [None] * settings.workers, loaded)
+    show: Any = progress  # a display, from `shows_progress`
+    with write_rows(data, validation, run, if_exists, show.phase) as (data, validation, run):
+        check_build(build)
+        check_one_of("select", select, ("best", "last"))
+        check_one_of("keep", keep, ("best", "last", "all"))
+        check_one_of("deterministic", deterministic, ("warn", True, False))
+        train, held_out, folds = make_validation(data, validation)
+        check_rows(held_out)
+        folder = new_run_folder(run, if_exists)
+        goes_on = if_exists == "resume" and (folder / FILE).exists()
+        the_space, the_searcher = as_space(space), make_searcher(searcher)
+        the_threads = check_whole_number("threads", threads, 1, MAX_THREADS)
+        workers = choose_worker_count(workers, executor)
+        is_known = executor is None or workers is not None
+        the_devices = devices_of(devices, workers_per_device, executor)
+        by_itself = executor is None and name_devices(devices) == ["auto"]
+        before = SavedRun(folder).settings if goes_on else None
+        if before is not None and by_itself and are_gpus(the_devices):
+            # The devices on which the run started.
+            the_devices = choose_resume_devices(read_devices(before))
+        counted = the_devices if executor is None else (CPU,)  # an executor counts its own workers
+        the_workers = worker_count(workers, the_threads, counted, workers_per_device)
+        eval_size = check_whole_number("eval_batch_size", eval_batch_size, 1, optional=True)
+        settings = Settings(
+            build=build,
+            train=train,
+            validation=held_out,
+            folds=folds,
+            ranking=Ranking(metric, resolve_mode(metric, mode), select),
+            strategy=Strategy(
+                searcher_name=searcher if isinstance(searcher, str) else type(searcher).__name__,
+                width=check_whole_number("width", 8 if width is None else width, 1),
+                asynchronous=bool(asynchronous),
+                stop=check_stop(stop),
+                space=repr(space),
+                points=check_points(points),
+                space_json=the_space.to_json(),
+                searcher_class=describe(the_searcher),
+            ),
+            limits=Limits(
+                epochs=check_whole_number("epochs", epochs, 1),
+                n_trials=check_whole_number("n_trials", n_trials, 1, optional=True),
+                max_retries=check_whole_number("max_retries", max_retries, 0),
+                unit_timeout=seconds_per_unit(unit_timeout, the_workers, executor),
+                time_limit=check_real_number("time_limit", time_limit, above=0, optional=True),
+                live_models=check_whole_number("live_models", live_models, 1, optional=True),
+            ),
+            batches=Batches(
+                batch_size=check_whole_number("batch_size", batch_size, 1, optional=True),
+                eval_batch_size=eval_size or eval_rows(train),
+                drop_last=bool(drop_last),
+                shuffle=resolve_shuffle(shuffle, train, stagger=bool(stagger)),
+                stagger=bool(stagger),
+            ),
+            exactness=Exactness(
+                seed=check_whole_number("seed", seed, 0, MAX_SEED),
+                threads=the_threads,
+                deterministic=deterministic,
+            ),
+            workers=the_workers,
+            devices=the_devices,
+            executor=check_executor(executor),
+            folder=folder,
+            state_dir=slots_folder(folder, state_dir, goes_on=goes_on),
+            keep=keep,
+            callbacks=check_callbacks(callbacks),
+            progress=progress,
+        )
+        if settings.batches.shuffle == "shards":
+            check_shards(train)
+            for fold in range(0 if folds is None else len(folds)):
+                make_validation(train, folds).get_views(fold)[0].view.weight_sums(across=False)
+        advice = _idle_advice(settings, the_searcher) if is_known and not goes_on else None
+        announce(progress, the_workers if is_known else None, advice)
+        if executor is None and the_devices == (CPU,):  # let workers start during the preparation
+            loaded = [name for name in ("torch",) if name in sys.modules]
+            warm_workers.start_early(the_threads, [None] * the_workers, loaded)
+        if goes_on:
+            _warn_if_mixed(the_devices)
+            return resume_search(settings, the_searcher)
+        chosen_for = None
+        if by_itself and workers_per_device is None:
+            chosen_for = worker_count(workers, the_threads)
+        return run_search(settings, the_space, the_searcher, chosen_for)
 
 
 def _idle_advice(settings: Settings, searcher: Searcher) -> str | None:
     """Return advice on idle workers; None if all are busy or the number of trials is unknown."""
-    at_once = settings.n_trials
+    at_once = settings.limits.n_trials
     if at_once is not None and searcher.adaptive:
-        at_once = min(at_once, settings.width)
-    folds = None if settings.folds is None else len(settings.folds)
+        at_once = min(at_once, settings.strategy.width)
     return idle_advice(
-        None if at_once is None else at_once * (folds or 1),
+        None if at_once is None else at_once * settings.trials_each,
         settings.workers,
-        settings.threads,
-        folds=folds,
+        settings.exactness.threads,
+        folds=None if settings.folds is None else len(settings.folds),
         devices=settings.devices,
         elsewhere=settings.executor is not None,
     )
@@ -451,22 +371,18 @@ def _idle_advice(settings: Settings, searcher: Searcher) -> str | None:
 def run_search(
     settings: Settings, space: Space, the_searcher: Searcher, cpu_workers: int | None = None
 ) -> Result:
-    """Run a search whose arguments have been checked.
-
-    If the model is ``cpu_only``, training moves to `cpu_workers` workers on the CPU, unless that is
-    None.
-    """
+    """Run a search whose arguments are checked; a ``cpu_only`` model trains on `cpu_workers`."""
     set_up_searcher(the_searcher, space, settings)
     first = the_searcher.suggest()
     if first is None or first is DONE:
-        raise InputError(f"the searcher {settings.searcher_name} suggests no trial")
+        raise InputError(f"the searcher {settings.strategy.searcher_name} suggests no trial")
     problem = suggestion_problem(first)
     if problem is None and (first.trial, first.parent) != (None, None):
         problem = f"begins with {first!r}: there is no trial yet to resume or clone"
     if problem is not None:
-        raise InputError(f"the searcher {settings.searcher_name} {problem}")
+        raise InputError(f"the searcher {settings.strategy.searcher_name} {problem}")
     config = make_recordable(first.config)[0]  # a value that cannot be stored fails only its trial
-    batch_size_of(config, settings.batch_size)  # a wrong one in a later trial fails only that trial
+    settings.batches.size_of(config)  # a wrong one in a later trial fails only that trial
     if not settings.validates:
         warnings.warn(
             "no validation data: trials are ranked by training metrics (give validation=)",
@@ -489,16 +405,13 @@ def _warn_if_mixed(devices: Sequence[str]) -> None:
 
 
 def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration's model never computes on a GPU (``cpu_only``).
-
-    The model is built in a worker with a GPU, which stays warm for the search.
-    """
+    """Return whether a model, built in a worker that stays warm, never computes on a GPU."""
     if not are_gpus(settings.devices) or settings.workers == 0:
         return False
-    executor = LocalExecutor(1, settings.threads, seats=assign_devices(settings.devices, 1))
+    seats = assign_devices(settings.devices, 1)
+    executor = LocalExecutor(1, settings.exactness.threads, seats=seats)
     with tempfile.TemporaryDirectory(prefix="cerebro-check-") as folder:
-        context = replace(
-            make_run_context(settings), state_dir=folder, epoch_dir=folder, log_dir=folder
-        )
+        folders = RunFolders(folder, folder, folder)
+        context = replace(make_run_context(settings), folders=folders)
         event = ask_worker(executor, context, CheckTask(config, build_only=True))
     return isinstance(event, CheckDone) and event.model.cpu_only

@@ -7,21 +7,23 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
-from cerebro.arguments import KERAS_CALLBACKS
+from cerebro.arguments import KERAS_CALLBACKS, check_real_number
 from cerebro.data import Dataset
-from cerebro.data.order import Cut
 from cerebro.errors import InputError, one_line
 from cerebro.machine.devices import ALL, CPU, are_gpus, choose_devices, name_devices
 from cerebro.model import Info, is_keras
-from cerebro.run.settings import HOOKS, Settings
+from cerebro.run.settings import Settings
 from cerebro.searchers.base import Searcher, SpaceSearcher
 from cerebro.searchers.metrics import metric_mode
 from cerebro.searchers.stopping import EarlyStopping
 from cerebro.space import Space
-from cerebro.worker.models import batch_size_of, make_info
+from cerebro.worker.models import make_info
+
+HOOKS = (
+    "on_run_start", "on_trial_start", "on_unit_end", "on_epoch_end", "on_trial_end", "on_run_end",
+)  # fmt: skip
 
 EVAL_ROWS = 256
-
 MOST_VALUES = 2**16
 """The most values per row for `EVAL_ROWS`; an image of 128 x 128 in color has 49,152."""
 
@@ -67,11 +69,8 @@ def check_callbacks(callbacks: Any) -> tuple[Any, ...]:
 
 def check_executor(executor: Any) -> Any:
     """Check that an executor has the methods of `cerebro.executors.base.Executor`."""
-    missing = [
-        name
-        for name in ("start", "submit", "wait", "replace", "close")
-        if not callable(getattr(executor, name, None))
-    ]
+    names = ("start", "submit", "wait", "replace", "close")
+    missing = [name for name in names if not callable(getattr(executor, name, None))]
     if executor is not None and missing:
         raise InputError(
             f"executor={executor!r} is not an executor: it has no {missing[0]}() method"
@@ -82,43 +81,39 @@ def check_executor(executor: Any) -> Any:
 def set_up_searcher(searcher: Searcher, space: Space, settings: Settings) -> None:
     searcher.bind_run(settings.folder, partial(make_trial_info, settings))
     if isinstance(searcher, SpaceSearcher):
-        searcher.select = settings.select
-    timed = settings.n_trials is None and settings.time_limit is not None
+        searcher.select = settings.ranking.select
+    limits = settings.limits
+    timed = limits.n_trials is None and limits.time_limit is not None
     searcher.setup(
         space,
-        seed=settings.seed,
-        epochs=settings.epochs,
-        n_trials=math.inf if timed else settings.n_trials,
-        metric=settings.metric,
-        mode=settings.mode,
-        points=list(settings.points),
+        seed=settings.exactness.seed,
+        epochs=limits.epochs,
+        n_trials=math.inf if timed else limits.n_trials,
+        metric=settings.ranking.metric,
+        mode=settings.ranking.mode,
+        points=list(settings.strategy.points),
     )
 
 
 def make_trial_info(settings: Settings, trial: int, config: Mapping[str, Any]) -> Info:
     """Return a trial's `Info`; with folds, a configuration's, for its first fold."""
     data = settings.train if settings.folds is None else settings.folds.get_views(0)[0]
-    cut = Cut(batch_size_of(config, settings.batch_size), settings.drop_last)
-    order = settings.order_of(data)
-    return make_info(data, order, trial=trial, epochs=settings.epochs, cut=cut)
+    batches, epochs = settings.batches, settings.limits.epochs
+    order = batches.make_order(data, settings.exactness.seed)
+    return make_info(data, order, trial=trial, epochs=epochs, cut=batches.make_cut(config))
 
 
 def devices_of(devices: Any, workers_per_device: Any, executor: Any) -> tuple[str, ...]:
     """Check `devices` and return their names; with an executor, those of its machines."""
-    names = name_devices(devices)
-    if executor is not None:
-        return _devices_of_executor(names, devices, workers_per_device, executor)
-    resolved = choose_devices(devices)
-    if workers_per_device is not None and resolved == (CPU,) and names != ["auto"]:
-        raise InputError("workers_per_device is for GPUs, but devices='cpu': give workers= instead")
-    return resolved
-
-
-def _devices_of_executor(
-    wanted: list[str], devices: Any, workers_per_device: Any, executor: Any
-) -> tuple[str, ...]:
-    """Return the devices of an executor's workers: their GPUs, if any, or the CPU."""
-    theirs: tuple[str, ...] = getattr(executor, "devices", (CPU,))
+    wanted = name_devices(devices)
+    if executor is None:
+        resolved = choose_devices(devices)
+        if workers_per_device is not None and resolved == (CPU,) and wanted != ["auto"]:
+            raise InputError(
+                "workers_per_device is for GPUs, but devices='cpu': give workers= instead"
+            )
+        return resolved
+    theirs: tuple[str, ...] = getattr(executor, "devices", (CPU,))  # GPUs, if any, or the CPU
     if workers_per_device is not None:
         raise InputError(
             "workers_per_device is for GPUs of this machine, not for those of executor=: "
@@ -142,14 +137,15 @@ def _devices_of_executor(
     return theirs
 
 
-def seconds_per_unit(unit_timeout: float | None, workers: int, executor: Any) -> float | None:
+def seconds_per_unit(unit_timeout: Any, workers: int, executor: Any) -> float | None:
     """Return `unit_timeout`; raise InputError if no worker process can be killed on a timeout."""
-    if unit_timeout is not None and workers == 0 and executor is None:
+    seconds = check_real_number("unit_timeout", unit_timeout, above=0, optional=True)
+    if seconds is not None and workers == 0 and executor is None:
         raise InputError(
             "unit_timeout kills the worker process of a unit that takes too long, but workers=0 "
             "trains in this process: give workers=1 or more, or leave it out"
         )
-    return unit_timeout
+    return seconds
 
 
 def eval_rows(data: Dataset) -> int | None:

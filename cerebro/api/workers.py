@@ -69,15 +69,9 @@ def idle_advice(
         cures.append(f"threads={more} with workers={at_once}")
     if folds is None:
         cures.append("folds (validation=cerebro.KFold(...))")
-    cures.append("more trials")
+    text = f"{', '.join(cures)} or more trials" if cures else "more trials"
+    if not text.startswith("threads="):
+        text = text[0].upper() + text[1:]
     trials = "1 trial trains" if at_once == 1 else f"{at_once} trials train"
-    return (
-        f"{trials} at a time on {workers} workers: {workers - at_once} idle. "
-        f"{_join_choices(cures)} would use them"
-    )
-
-
-def _join_choices(choices: Sequence[str]) -> str:
-    text = ", ".join(choices[:-1])
-    text = f"{text} or {choices[-1]}" if text else choices[-1]
-    return text if text.startswith("threads=") else text[0].upper() + text[1:]
+    idle = workers - at_once
+    return f"{trials} at a time on {workers} workers: {idle} idle. {text} would use them"

@@ -41,7 +41,7 @@ NewAgents = Sequence[tuple[Node, RemoteAgent]]  # agents, each with its node
 
 def describe_run(context: RunContext, gpu_share: float) -> Begin:
     """Describe a run without its nodes; raise InputError if ``build`` cannot be sent."""
-    left_out = {"build", "train", "validation", "folds", "live_bytes", "loader_threads"}
+    left_out = {"build", "train", "validation", "folds", "share"}
     names = [f.name for f in fields(RunContext) if f.name not in left_out]
     validation = context.validation
     return Begin(
@@ -94,7 +94,7 @@ class Admission:
             elif self.shares_run and not all_share:
                 raise InputError(
                     f"node {reports[0].name} cannot write to the run's folder as the other nodes "
-                    f"do ({Path(self._context.epoch_dir).parent}): mount it there, writable, and "
+                    f"do ({Path(self._context.folders.states).parent}): mount it there, writable, and "
                     "start the worker there as the script's user"
                 )
             for report in reports:
@@ -146,11 +146,11 @@ class Admission:
 
     def _collect_reports(self, agents: NewAgents) -> list[NodeReport]:
         """Return what new agents say about their nodes; raise InputError if one does not start."""
-        with make_run_token(Path(self._context.epoch_dir)) as token:
+        with make_run_token(Path(self._context.folders.states)) as token:
             asked = [
                 agent.call(
                     "report",
-                    self._context.threads,
+                    self._context.exactness.threads,
                     token,
                     self.supply.list_data_paths(node),
                     is_gpu(self._context.device),
@@ -176,7 +176,7 @@ class Admission:
 
     def check(self, reports: Sequence[NodeReport]) -> list[Note]:
         """Raise InputError if nodes would compute different bits; note harmless differences."""
-        here = _normalize_environment(environment.describe(self._context.threads))
+        here = _normalize_environment(environment.describe(self._context.exactness.threads))
         notes = self._check_gpus(reports)
         for name, report in {r.name: r for r in reports}.items():
             refused, noted = find_differences(here, _normalize_environment(report.environment))

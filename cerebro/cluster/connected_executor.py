@@ -117,7 +117,7 @@ class Executor(EngineExecutor):
         if share := self._find_gpu_share(context):
             agents = assign_gpus(self.workers, share)
             return Processes(len(agents), agents)
-        fitting = max(1, usable_cores() // context.threads)
+        fitting = max(1, usable_cores() // context.exactness.threads)
         return Processes(fitting if self.workers is None else self.workers)
 
     def _make_keys(self) -> Keys:

@@ -20,10 +20,12 @@ from cerebro.executors.base import PlacingExecutor
 from cerebro.executors.local import pickle_context
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.libraries import present_settings
+from cerebro.run.settings import Exactness
 from cerebro.worker.messages import (
     News,
     Note,
     RunContext,
+    RunFolders,
     ShardFailed,
     ShardMade,
     ShardTask,
@@ -174,10 +176,8 @@ def make_context(order: Order) -> RunContext:
     return RunContext(
         build=Sent(work),
         train=order.view,
-        state_dir=str(order.folder),
-        epoch_dir=str(order.folder.parent),
-        log_dir=str(order.folder),
-        threads=order.threads,
+        folders=RunFolders(str(order.folder), str(order.folder.parent), str(order.folder)),
+        exactness=Exactness(threads=order.threads),
         device=order.device,
         libraries=present_settings(),
     )

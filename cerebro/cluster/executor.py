@@ -275,7 +275,7 @@ class ClusterExecutor(ABC):
     # --- starting ----------------------------------------------------------
 
     def _start_workers(self, hub: Hub) -> None:
-        remove_old_tokens(Path(self._context.epoch_dir))
+        remove_old_tokens(Path(self._context.folders.states))
         # A node that joins while nodes are chosen is not known, so that it is greeted later.
         nodes = {node.id: node for node in hub.nodes()}
         hosts = hub.choose_nodes(self.workers)
@@ -451,7 +451,7 @@ class ClusterExecutor(ABC):
 
     def _keep_state(self, trial: int, held: HeldState, file: str) -> None:
         self._states.begin_keeping(trial, held)
-        path = Path(self._context.epoch_dir, unpublished_name(file, held.state_hash))
+        path = Path(self._context.folders.states, unpublished_name(file, held.state_hash))
         job = self._events.fetch_pool.submit(
             self._cluster.fetch_to_file, held, self._members.gone_agents, path
         )
@@ -474,7 +474,7 @@ class ClusterExecutor(ABC):
     def _collect_shard(self, remote: RemoteWorker, call: Call, event: ShardMade) -> None:
         """Fetch the files of a shard; the worker counts as busy until they arrive."""
         shard = event.task.shard
-        folder = Path(self._context.state_dir, f"{ARRIVING}{remote.number}-{shard}")
+        folder = Path(self._context.folders.slots, f"{ARRIVING}{remote.number}-{shard}")
         event = replace(event, worker=remote.number, node=remote.name, folder=str(folder))
         job = self._events.fetch_pool.submit(fetch_shard, remote.agent, shard, event.files, folder)
         self._events.when_done(job, self._finish_collecting, remote, call, event)
@@ -506,7 +506,8 @@ class ClusterExecutor(ABC):
 
     def _write_log(self, trial: int, text: bytes) -> None:
         try:
-            with os.fdopen(open_plain(log_path(self._context.log_dir, trial), APPEND), "ab") as log:
+            path = log_path(self._context.folders.logs, trial)
+            with os.fdopen(open_plain(path, APPEND), "ab") as log:
                 log.write(text)
         except OSError as error:
             self._events.trouble = error

@@ -59,6 +59,7 @@ from cerebro.worker.messages import (
     Task,
     UnitDone,
     UnitFailed,
+    WorkerShare,
 )
 
 MAX_LOG_BYTES = 1 << 20
@@ -96,7 +97,9 @@ class AgentProcess:
         return self._passed is not None
 
     def start(self, context: RunContext, gpu: Device | None) -> None:
-        self._local = LocalExecutor(1, context.threads, fresh=True, seats=[gpu], fork=False)
+        self._local = LocalExecutor(
+            1, context.exactness.threads, fresh=True, seats=[gpu], fork=False
+        )
         (self._number,) = self._local.start(context)
 
     def restart(self) -> None:
@@ -353,16 +356,19 @@ class Supervisor:
             if data is not None and data.in_parts:
                 self._the_cache.use(Path(data.spec["path"]).name)
         folder = self._the_cache.scratch()
-        threads = int(begin.settings["threads"])
         settings = dict(begin.settings)
-        for name, sub in (("state_dir", "slots"), ("epoch_dir", "epochs"), ("log_dir", "trials")):
-            if name == "state_dir" or not begin.shares_run:
-                (folder / sub).mkdir(exist_ok=True)
-                settings[name] = str(folder / sub)
-        settings |= {
-            "live_bytes": resources.available_memory() // (2 * begin.workers_here),
-            "loader_threads": int(resources.usable_cores() > begin.workers_here * threads),
-        }
+        threads = int(settings["exactness"].threads)
+        own = {"slots": "slots"}
+        if not begin.shares_run:
+            own |= {"states": "epochs", "logs": "trials"}
+        for sub in own.values():
+            (folder / sub).mkdir(exist_ok=True)
+        places = {name: str(folder / sub) for name, sub in own.items()}
+        settings["folders"] = replace(settings["folders"], **places)
+        settings["share"] = WorkerShare(
+            loader_threads=int(resources.usable_cores() > begin.workers_here * threads),
+            live_bytes=resources.available_memory() // (2 * begin.workers_here),
+        )
         train = _open_data(begin.train)
         context = RunContext(
             build=Sent(begin.build),
@@ -371,8 +377,8 @@ class Supervisor:
             folds=None if begin.folds is None else Folds.from_json(train, begin.folds),
             **settings,
         )
-        log_dir = None if begin.shares_run else Path(context.log_dir)
-        self._files = TrialFiles(Path(context.state_dir), log_dir)
+        log_dir = None if begin.shares_run else Path(context.folders.logs)
+        self._files = TrialFiles(Path(context.folders.slots), log_dir)
         gpu = None
         if is_gpu(context.device):
             gpu = self._find_gpu()

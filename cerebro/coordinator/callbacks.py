@@ -16,9 +16,8 @@ from cerebro.run.records import TrialRecord
 class Hooks:
     """Calls the hooks of a run's callbacks and remembers which callback failed.
 
-    Exceptions raised by callbacks propagate unchanged; `cause_of` names the callback. Exceptions
-    raised by observers do not propagate; an observer that fails is not called again. `view`
-    converts a record into the `Trial` passed to callbacks: a copy of the trial as it is now.
+    Exceptions of callbacks propagate unchanged; `cause_of` names the callback. An observer that
+    fails is not called again. `view` makes a `Trial`, a copy of the trial as it is now.
     """
 
     def __init__(self, callbacks: Sequence[Any], view: Callable[[TrialRecord], Any]) -> None:
@@ -56,22 +55,24 @@ class Hooks:
             self.notify(hook, self._view(record), *arguments)
 
     @property
+    def _observers(self) -> list[Any]:
+        return [callback for callback in self._callbacks if isinstance(callback, Observer)]
+
+    @property
     def of_commits(self) -> list[Callable[[], None]]:
         """What observers have called after each commit of the store."""
-        observers = [callback for callback in self._callbacks if isinstance(callback, Observer)]
-        return [callback.on_commit for callback in observers if hasattr(callback, "on_commit")]
+        return [each.on_commit for each in self._observers if hasattr(each, "on_commit")]
 
     def notify_closed(self) -> None:
         """Tell the observers that the run's folder is complete and released."""
-        for callback in list(self._callbacks):
-            if isinstance(callback, Observer) and hasattr(callback, "on_run_closed"):
-                self._call(callback, "on_run_closed", callback.on_run_closed, ())
+        for observer in self._observers:
+            if hasattr(observer, "on_run_closed"):
+                self._call(observer, "on_run_closed", observer.on_run_closed, ())
 
     def close(self) -> None:
         """Close the observers; called once when the run ends, with or without an error."""
-        for callback in list(self._callbacks):
-            if isinstance(callback, Observer):
-                self._call(callback, "close", callback.close, ())
+        for observer in self._observers:
+            self._call(observer, "close", observer.close, ())
 
     def cause_of(self, error: BaseException) -> str:
         """Return one line with the error that ended a run and the callback that raised it."""
@@ -84,10 +85,8 @@ class Hooks:
     def _call(
         self, callback: Any, hook: str, method: Callable[..., None], arguments: tuple[Any, ...]
     ) -> None:
-        if all(
-            callback is not other for other in self._callbacks
-        ):  # an observer that failed after the call was postponed
-            return
+        if all(callback is not other for other in self._callbacks):
+            return  # an observer that failed after the call was postponed
         try:
             method(*arguments)
         except KeyboardInterrupt:  # Ctrl-C is not the callback's error

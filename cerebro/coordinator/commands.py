@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from cerebro.control import FOLDER, Command
-from cerebro.coordinator.trial import LiveTrial
 from cerebro.errors import one_line
 from cerebro.machine.files import check_folder, is_network_file_system
-from cerebro.run.records import ENDED, Status
+from cerebro.run.records import ENDED
 
 STOP_SECONDS = 10.0
 """How long a stopped run waits for units in flight to end at their next batch."""
@@ -22,35 +21,11 @@ MAX_NOTES = 1000
 """The most events that commands may record, so that a flood of files does not fill the disk."""
 
 
-class Commanded(Protocol):
-    @property
-    def trials(self) -> Mapping[int, LiveTrial]:
-        """The trials that have not ended, by number."""
-
-    def status_of(self, number: int) -> Status | None:
-        """Return a trial's status; None if there is no such trial."""
-
-    def cancel_units(self) -> None:
-        """End the units in flight at their next batch."""
-
-    def stop_trial(self, number: int) -> None:
-        """Stop a trial after its current unit."""
-
-    def pause_trial(self, number: int) -> None:
-        """Pause a trial after its current unit."""
-
-    def continue_trial(self, number: int) -> None:
-        """Continue a paused trial."""
-
-
 class Commands:
     """Carries out the commands that arrive; `note` is called with a line for the run's events."""
 
     def __init__(
-        self,
-        folder: Path,
-        note: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
+        self, folder: Path, note: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._inbox = Inbox(folder)
         self._note = note
@@ -74,7 +49,8 @@ class Commands:
             limits.append(max(0.0, self._stop_by - self._clock()))
         return min(limits)
 
-    def carry_out(self, run: Commanded) -> None:
+    def carry_out(self, run: Any) -> None:
+        """Carry out what has arrived; `run` is the run's `Coordinator`."""
         for item in self._inbox.take():
             note = self._carry_out(item, run) if isinstance(item, Command) else item
             self._notes += 1
@@ -84,9 +60,9 @@ class Commands:
     def close(self) -> None:
         self._inbox.close()
 
-    def _carry_out(self, command: Command, run: Commanded) -> str:
+    def _carry_out(self, command: Command, run: Any) -> str:
         if command.trial is not None:
-            cause = self._carry_out_for_trial(command, command.trial, run)
+            cause = _carry_out_for_trial(command, command.trial, run)
             return str(command) if cause is None else f"{command}: ignored, {cause}"
         if command.verb != "stop":
             self.paused = command.verb == "pause"
@@ -96,35 +72,28 @@ class Commands:
             run.cancel_units()
         return str(command)
 
-    def _carry_out_for_trial(self, command: Command, number: int, run: Commanded) -> str | None:
-        """Carry out a command for one trial; return why it failed, or None. Never raises."""
-        status = run.status_of(number)
-        if status is None:
-            return "there is no such trial"
-        if status in ENDED:
-            return f"it is {status}"
-        if command.verb == "stop":
-            run.stop_trial(number)
-        elif command.verb == "pause":
-            run.pause_trial(number)
-        elif not run.trials[number].held:
-            return "no command has paused it"
-        else:
-            run.continue_trial(number)
-        return None
+
+def _carry_out_for_trial(command: Command, number: int, run: Any) -> str | None:
+    """Carry out a command for one trial; return why it failed, or None. Never raises."""
+    status = run.status_of(number)
+    if status is None:
+        return "there is no such trial"
+    if status in ENDED:
+        return f"it is {status}"
+    if command.verb == "continue" and not run.trials[number].held:
+        return "no command has paused it"
+    acts = {"stop": run.stop_trial, "pause": run.pause_trial, "continue": run.continue_trial}
+    acts[command.verb](number)
+    return None
 
 
 MAX_BYTES = 4096
-
 LOOK_SECONDS = 1.0
 """The longest time between two readings of the folder."""
 
 
 class Inbox:
-    """The commands that arrive in a run's folder during training; creates the folder if missing.
-
-    Files already there at the start were meant for an earlier process and are discarded.
-    """
+    """The commands that arrive in a run's folder; files from before are discarded."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()  # the working directory may change
@@ -139,14 +108,12 @@ class Inbox:
         self.discard()
 
     def take(self) -> Iterator[Command | str]:
-        """Yield pending commands by file name; for an invalid file, yield why it was rejected.
-
-        A file is removed when the next item is requested, after its command was carried out. On a
-        network file system, where each read is a round trip, the folder is read at most once in
-        `LOOK_SECONDS`.
-        """
-        if not self._is_due():
-            return
+        """Yield pending commands by file name, or why one was rejected; remove each afterwards."""
+        if self._is_far:  # each read is a round trip
+            now = time.monotonic()
+            if now < self._next_look:
+                return
+            self._next_look = now + LOOK_SECONDS
         for name in sorted(set(self._list_names()) - self._stuck):
             if name.startswith("."):  # still being written
                 continue
@@ -172,15 +139,6 @@ class Inbox:
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
             os.close(self._fd)
-
-    def _is_due(self) -> bool:
-        if not self._is_far:
-            return True
-        now = time.monotonic()
-        if now < self._next_look:
-            return False
-        self._next_look = now + LOOK_SECONDS
-        return True
 
     def _list_names(self) -> list[str]:
         try:

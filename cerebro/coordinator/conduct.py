@@ -43,13 +43,12 @@ from cerebro.machine.signals import TERMINATED, Terminated, defer_interrupts, ra
 from cerebro.model import Words
 from cerebro.report.displays import make_progress
 from cerebro.report.format import count_noun
-from cerebro.report.progress import Progress
 from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.folder import OwnedRun, make_run, sweep_states
 from cerebro.run.settings import Settings
 from cerebro.searchers.base import Searcher, Suggestion
-from cerebro.worker.messages import RunContext
+from cerebro.worker.messages import RunContext, RunFolders, WorkerShare
 from cerebro.worker.trial_warnings import carry_filters
 
 
@@ -63,10 +62,9 @@ def conduct(
     """Train until the searcher is done, the time is up, or the user stops the run.
 
     `first` is the first suggestion for a new run; `previous` is what an earlier process left of a
-    resumed one. The searcher is already set up.
-
-    Raise RunError if no trial can be trained. Raise KeyboardInterrupt on Ctrl-C, and SystemExit
-    with status 143 on SIGTERM, after the run was closed, with a message that says how to resume it.
+    resumed one. The searcher is already set up. Raise RunError if no trial can be trained. After
+    the run was closed, raise KeyboardInterrupt on Ctrl-C and SystemExit with status 143 on SIGTERM,
+    with a message that says how to resume it.
     """
     warn_of_edits()
     with exit_on_sigterm():
@@ -74,7 +72,10 @@ def conduct(
         with RunSession(settings, make_run_context(settings, recorded)) as session:
             executor, context = session.executor, session.context
             if settings.executor is None:  # other executors copy the data to where they train
-                fetch_data(settings, session.progress)
+                for data in (settings.train, settings.validation):
+                    if data is not None and not data.shards.are_here():
+                        session.progress.phase("copying the data")
+                        data.fetch()
             # Fail before a file is made if something cannot be sent to workers.
             workers = list(executor.start(context))
             if settings.executor is not None and getattr(executor, "workers", None) is None:
@@ -117,7 +118,7 @@ def conduct(
                 session.progress.phase("trying the first configuration")
                 tried = check_hop(executor, workers, context, make_recordable(first.config)[0])
                 coordinator.events.note_first_warnings(tried.warned)
-                coordinator.events.note_findings(find_wrong_ranking(settings.metric, settings.mode))
+                coordinator.events.note_findings(find_wrong_ranking(settings.ranking))
                 coordinator.events.note_findings(tried.findings_to_show())
                 tried.raise_if_broken()
                 coordinator.words = tried.words
@@ -145,27 +146,23 @@ def conduct(
 
 
 def require_metrics(settings: Settings, metrics: Sequence[str], words: Words) -> None:
-    """Check that a model whose arguments fix its metrics reports those that the search needs.
-
-    Raise RunError if trials cannot be ranked, and InputError if early stopping monitors another
-    metric.
-    """
+    """Raise RunError or InputError if ranking or early stopping needs another metric."""
     missing = explain_missing_metric(
-        settings.metric, metrics, validated=settings.validates, words=words
+        settings.ranking.metric, metrics, validated=settings.validates, words=words
     )
     if missing is not None:
         raise RunError(f"no trial can be ranked: {missing}")
-    if settings.stop is not None:
-        settings.stop.check_metrics(metrics)
+    if settings.strategy.stop is not None:
+        settings.strategy.stop.check_metrics(metrics)
 
 
 def warn_of_edits() -> None:
     """Warn if the user has edited a module, but this process still has the old version."""
     edited = edited_since_import()
     if edited:
-        them, names = ("it", "them")[len(edited) > 1], ", ".join(edited)
+        were, them = ("was", "it") if len(edited) == 1 else ("were", "them")
         warnings.warn(
-            f"{names} {'was' if len(edited) == 1 else 'were'} edited after this program imported "
+            f"{', '.join(edited)} {were} edited after this program imported "
             f"{them}, and the search trains what was imported: importlib.reload() or a new program "
             "takes the edited one",
             stacklevel=find_stacklevel(),
@@ -177,14 +174,6 @@ def warn_of_edits() -> None:
             "reload the first one, too, with importlib.reload()",
             stacklevel=find_stacklevel(),
         )
-
-
-def fetch_data(settings: Settings, progress: Progress) -> None:
-    """Copy data in object storage to this machine, so that no unit waits for it."""
-    for data in (settings.train, settings.validation):
-        if data is not None and not data.shards.are_here():
-            progress.phase("copying the data")
-            data.fetch()
 
 
 @contextlib.contextmanager
@@ -201,17 +190,16 @@ def exit_on_sigterm() -> Iterator[None]:
 
 
 class RunSession:
-    """Holds the resources of a process that trains a run, and closes them at the end.
+    """Holds the resources of a process that trains a run, and closes them, the owner's lock last.
 
     Without an exception, the workers end and the run gets the coordinator's status. On any
-    exception, the workers are killed, and all finished work is kept. The run's owner lock is
-    released last.
+    exception, the workers are killed, and all finished work is kept.
     """
 
     def __init__(self, settings: Settings, context: RunContext) -> None:
         self.context = context
         self.progress = make_progress(settings.progress)
-        self.executor: Executor = settings.executor or make_default_executor(settings)
+        self.executor: Executor = settings.executor or make_executor(settings)
         self.opened: OwnedRun | None = None
         self.result: Result | None = None
         self.hooks: Hooks | None = None
@@ -235,16 +223,13 @@ class RunSession:
         self.executor.close()
         self.opened.store.set_meta("status", self.coordinator.status)
         self.opened.store.set_meta("ended", time.time())
-        close_store(self.opened, Path(self.context.state_dir))
+        close_store(self.opened, Path(self.context.folders.slots))
         self.opened.owner.release()
         assert self.hooks is not None
         self.hooks.notify_closed()
 
     def _abandon(self, error: BaseException) -> None:
-        """Close a run that ends with `error`, and attach the run's result to `error`.
-
-        Every step is tried even if others fail, and no failure hides `error`.
-        """
+        """Close a run that ends with `error`: try every step, let no failure hide `error`."""
         try:
             with defer_interrupts(error):
                 for step in self._list_last_steps(error):
@@ -263,10 +248,11 @@ class RunSession:
                 record |= {"status": "failed", "error": cause}
             if self.coordinator is not None:
                 yield self.coordinator.end_open_trials
-                yield partial(show_early_end, self.progress, self.coordinator, error)
+                shown = self.coordinator.snapshot
+                yield lambda: self.progress.ended_early(shown(), error)
             for item in record.items():
                 yield partial(self.opened.store.set_meta, *item)
-            yield partial(close_store, self.opened, Path(self.context.state_dir))
+            yield partial(close_store, self.opened, Path(self.context.folders.slots))
             yield self.opened.owner.release
             if self.hooks is not None:
                 yield self.hooks.notify_closed
@@ -275,11 +261,6 @@ class RunSession:
             yield partial(complete_error, error, self.result)
         if self.hooks is not None:
             yield self.hooks.close
-
-
-def show_early_end(progress: Progress, coordinator: Coordinator, error: BaseException) -> None:
-    """Show the run as it was when an error or an interrupt ended it."""
-    progress.ended_early(coordinator.snapshot(), error)
 
 
 def close_store(opened: OwnedRun, state_dir: Path) -> None:
@@ -297,18 +278,20 @@ def complete_error(error: BaseException, result: Result) -> None:
     elif isinstance(error, KeyboardInterrupt):
         # A build that the user has not written says what can be done without it.
         lines_for = getattr(result.saved.known_build, "lines_on_interrupt", None)
-        if lines_for is not None:
+        if lines_for is None:
+            explain_interrupt(error, *explain_resuming(result), result)
+        else:
             lines = lines_for(describe_kept(result), str(result.path))
             explain_interrupt(error, lines, "\n".join(lines), result)
-        else:
-            explain_interrupt(error, format_for_notebook(result), explain_resuming(result), result)
 
 
-def explain_resuming(result: Result) -> str:
-    """Return a message that describes what an interrupted run has kept and how to resume it."""
+def explain_resuming(result: Result) -> tuple[list[str], str]:
+    """Return what an interrupted run has kept, and how to resume it, for notebooks and others."""
     path, saved = str(result.path), result.saved
-    if not can_be_resumed_by_name(saved):
-        command = format_same_call(saved)
+    # A notebook can find a `build` that has a name again.
+    in_notebook = f"result = cerebro.resume({path!r}{'' if saved.recipe.has_name else ', build'})"
+    if not is_describable(saved.meta["searcher_class"]):
+        command = in_notebook = format_same_call(saved)
     elif saved.recipe.is_importable:
         command = f"python -m cerebro resume {shlex.quote(path)}"
     else:
@@ -319,7 +302,10 @@ def explain_resuming(result: Result) -> str:
             if not saved.recipe.script_is_unchanged:
                 by_name += f" --build {shlex.quote(script)}"
             command = f"{by_name}\n\nor, where build is defined:\n\n  {command}"
-    return f"{describe_kept(result)}. To resume it:\n\n  {command}"
+    kept = describe_kept(result)
+    seen = f"to see it:     result = cerebro.open({path!r})"
+    lines = [kept, seen, f"to resume it:  {in_notebook}"]
+    return lines, f"{kept}. To resume it:\n\n  {command}"
 
 
 def find_own_script(saved: SavedRun) -> str | None:
@@ -342,24 +328,6 @@ def describe_kept(result: Result) -> str:
     )
 
 
-def format_for_notebook(result: Result) -> list[str]:
-    """Return the message for a notebook, where a `build` that has a name can be found again."""
-    path, saved = str(result.path), result.saved
-    command = f"result = cerebro.resume({path!r}{'' if saved.recipe.has_name else ', build'})"
-    if not can_be_resumed_by_name(saved):
-        command = format_same_call(saved)
-    return [
-        describe_kept(result),
-        f"to see it:     result = cerebro.open({path!r})",
-        f"to resume it:  {command}",
-    ]
-
-
-def can_be_resumed_by_name(saved: SavedRun) -> bool:
-    """Return whether the run's searcher can be recreated from its record."""
-    return is_describable(saved.meta["searcher_class"])
-
-
 def format_same_call(saved: SavedRun) -> str:
     """Return the call that resumes a run whose searcher cannot be recreated from its record."""
     path = str(saved.path)
@@ -368,18 +336,12 @@ def format_same_call(saved: SavedRun) -> str:
     return f"the search as before, with run={path!r}, if_exists='resume'"
 
 
-def make_default_executor(settings: Settings) -> Executor:
+def make_executor(settings: Settings) -> Executor:
     """Return an executor that trains in workers on this machine or in this process."""
     if settings.workers == 0:
         return InlineExecutor()
-    return LocalExecutor(
-        settings.workers, settings.threads, seats=assign_devices(settings.devices, settings.workers)
-    )
-
-
-def device_of(settings: Settings) -> str:
-    """Return the device's name in a worker, which sees only its own GPU."""
-    return settings.devices[0] if trains_here(settings) else name_in_worker(settings.devices)
+    seats = assign_devices(settings.devices, settings.workers)
+    return LocalExecutor(settings.workers, settings.exactness.threads, seats=seats)
 
 
 def trains_here(settings: Settings) -> bool:
@@ -387,32 +349,36 @@ def trains_here(settings: Settings) -> bool:
 
 
 def make_run_context(settings: Settings, recorded: Mapping[str, Any] | None = None) -> RunContext:
-    """Return the part of the run's settings that workers need.
+    """Return what workers need of a run.
 
     `recorded` is the environment in which a resumed run began, for its settings of PyTorch, Keras
     and JAX; the default is this process's.
     """
-    workers = max(1, settings.workers)
-    cores = resources.usable_cores()
+    workers, devices = max(1, settings.workers), settings.devices
+    # A prefetch thread pays off only on a core that no worker uses.
+    has_idle_cores = resources.usable_cores() > workers * settings.exactness.threads
+    states = str((settings.folder / "states").resolve())
     context = RunContext(
-        **settings.record_training(),
         build=settings.build,
         train=settings.train,
         validation=settings.validation,
         folds=settings.folds,
-        # A prefetch thread pays off only on a core that no worker uses.
-        loader_threads=1 if cores > workers * settings.threads else 0,
-        live_bytes=available_memory() // (2 * workers),  # GPUs add their own memory
-        device=device_of(settings),
-        state_dir=str(settings.state_dir.resolve()),
-        epoch_dir=str((settings.folder / "states").resolve()),
-        log_dir=str((settings.folder / "trials").resolve()),
+        folders=RunFolders(
+            str(settings.state_dir.resolve()), states, str((settings.folder / "trials").resolve())
+        ),
+        batches=settings.batches,
+        exactness=settings.exactness,
+        limits=settings.limits,
+        share=WorkerShare(
+            loader_threads=int(has_idle_cores),
+            live_bytes=available_memory() // (2 * workers),  # GPUs add their own memory
+        ),
+        # A worker process sees only its own GPU.
+        device=devices[0] if trains_here(settings) else name_in_worker(devices),
         libraries=present_settings() if recorded is None else recorded_settings(recorded),
         hash_seed=hash_seed(None if recorded is None else recorded.get("variables", {})),
         warning_filters=carry_filters(),
     )
     return (
-        set_memory_shares(context, assign_devices(settings.devices, 1))
-        if trains_here(settings)
-        else context
+        set_memory_shares(context, assign_devices(devices, 1)) if trains_here(settings) else context
     )

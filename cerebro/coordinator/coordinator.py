@@ -13,15 +13,16 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import cerebro.control as control
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.commands import Commands
+from cerebro.coordinator.dispatcher import Dispatcher, evaluation_cost
 from cerebro.coordinator.event_book import EventBook
 from cerebro.coordinator.failures import (
     ALIKE_FAILURES,
-    LostWorkers,
     asks_to_stop,
     explain_missing_metric,
     raise_if_alike,
@@ -31,40 +32,18 @@ from cerebro.coordinator.folds import FoldedTrials
 from cerebro.coordinator.forecast import EpochParts, Forecaster, ToCome
 from cerebro.coordinator.overview import Overview
 from cerebro.coordinator.restore import RestoredRun
-from cerebro.coordinator.schedule import evaluation_cost, make_schedule
-from cerebro.coordinator.search_loop import LoopSettings, SearchLoop
+from cerebro.coordinator.search_loop import SearchLoop
 from cerebro.coordinator.trial import LiveTrial
-from cerebro.coordinator.trials import LiveTrials, TrialSettings
-from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
-from cerebro.executors.base import Executor, as_placing, as_queueing
+from cerebro.coordinator.trials import LiveTrials
+from cerebro.errors import CorruptDataError, InputError
+from cerebro.executors.base import Executor
 from cerebro.model import Words
 from cerebro.report.snapshot import Snapshot
-from cerebro.run.records import (
-    ENDED,
-    NOTHING_RAISED,
-    EpochRecord,
-    Raised,
-    Status,
-    find_clash,
-)
+from cerebro.run.records import ENDED, NOTHING_RAISED, EpochRecord, Raised, Status, find_clash
 from cerebro.run.settings import Settings
 from cerebro.run.store import Store
 from cerebro.searchers.base import Searcher, Suggestion, expected_trials
-from cerebro.worker.messages import (
-    CheckDone,
-    News,
-    Note,
-    RunContext,
-    ShardsPlaced,
-    StateKept,
-    StateLost,
-    Task,
-    UnitDone,
-    UnitFailed,
-    WarmTask,
-    WorkerJoined,
-    WorkerLost,
-)
+from cerebro.worker import messages
 
 QUEUED_SECONDS = 0.5
 """Only units shorter than this are queued at a busy worker: a longer one would delay a user's
@@ -73,6 +52,38 @@ command, and the time between units does not matter to it.
 
 MAX_LOST_STATES = 10
 """How often a trial may go back within one epoch because a machine failed."""
+
+
+class RunClock:
+    """A run's clock, which continues in a resumed run, and the time limit of this process."""
+
+    def __init__(self, before: float, limit: float | None) -> None:
+        self._begun = time.perf_counter()
+        self._started = self._begun - before
+        self.wall_started = time.time() - before
+        self.limit = limit
+        self.is_over = False
+        """Whether the time limit has been noticed; see :meth:`check`."""
+
+    def now(self) -> float:
+        """Return the seconds since the run's start, without those between its processes."""
+        return time.perf_counter() - self._started
+
+    def check(self) -> bool:
+        """Return whether the time limit is over, once."""
+        if self.limit is None or self.is_over or self._seconds_left(self.limit) > 0:
+            return False
+        self.is_over = True
+        return True
+
+    def seconds_left(self) -> float | None:
+        """Return the seconds until the time limit; None if there is none, or it is over."""
+        if self.limit is None or self.is_over:
+            return None
+        return max(0.0, self._seconds_left(self.limit))
+
+    def _seconds_left(self, limit: float) -> float:
+        return limit - (time.perf_counter() - self._begun)
 
 
 class Coordinator:
@@ -85,7 +96,7 @@ class Coordinator:
     def __init__(
         self,
         settings: Settings,
-        context: RunContext,
+        context: messages.RunContext,
         searcher: Searcher,
         executor: Executor,
         store: Store,
@@ -96,85 +107,51 @@ class Coordinator:
     ) -> None:
         self.settings = settings
         self.context = context
-        self.executor = executor
         self.store = store
-        before = 0.0 if restored is None else restored.seconds
-        self._begun = time.perf_counter()
-        self._started = self._begun - before  # the run's clock continues
-        self._wall_started = time.time() - before
+        limits = settings.limits
+        self.clock = RunClock(0.0 if restored is None else restored.seconds, limits.time_limit)
         self._restored = restored
         self._hooks = hooks
-        folds = None if settings.folds is None else len(settings.folds)
-        self.events = EventBook(store, self._read_clock, settings.build, folds)
+        self.events = EventBook(store, self.clock.now, settings)
+        self._dispatcher = Dispatcher(executor, context, self.clock.now, limits.max_retries)
+        train, validation = context.views(0)
+        evaluation = evaluation_cost(validation)
+        parts = EpochParts(context.order().num_parts, evaluation / (train.num_rows + evaluation))
+        forecaster = Forecaster(parts, limits.epochs)
         self._overview = Overview(
-            settings.ranking,
-            settings.folder,
-            progress,
-            self._read_clock,
-            Forecaster(_divide_epoch(context), settings.epochs),
-            self._count_work_to_come,
-            settings.time_limit,
+            settings, progress, self.clock.now, forecaster, self._count_work_to_come
         )
-        self._places = as_placing(executor)  # None: every worker reads every shard
-        self._queue = as_queueing(executor)
-        self._schedule = make_schedule(
-            context.order(),
-            context.views(0)[1],
-            exclusive=self._places is not None,
-            live_models=context.live_models,
-        )
-        self._folded = self._make_folded_trials(searcher)
-        self._trials = self._make_trials(searcher) if self._folded is None else self._folded.folds
-        self._searched = self._trials if self._folded is None else self._folded
-        self._loop = SearchLoop(
-            LoopSettings.from_settings(settings), searcher, store, hooks, self._searched, first
-        )
-        self._schedule_worker: dict[int, int] = {}
-        self._executor_worker: dict[int, int] = {}
-        self._in_flight: dict[int, Task] = {}
-        self._queued: dict[int, Task] = {}  # by worker: the trial's unit after the one in flight
-        self._unqueued: list[int] = []  # workers that have begun a unit since units were queued
+        schedule = self._dispatcher.schedule
+        self._searched: LiveTrials | FoldedTrials
+        """The trials that the searcher and the user see."""
+        if settings.folds is None:
+            self._searched = self._trials = LiveTrials(
+                settings,
+                context,
+                store,
+                schedule,
+                self._overview,
+                self._overview.ended,
+                hooks.notify_of,
+                stepwise=searcher.adaptive,
+                pinned=searcher.pinned,
+            )
+        else:
+            self._searched = FoldedTrials(
+                settings, context, store, schedule, self._overview, hooks, searcher.pinned
+            )
+            self._trials = self._searched.folds
+        self._loop = SearchLoop(settings, searcher, store, hooks, self._searched, first)
         # By trial: the last unit of an epoch whose state is being copied.
-        self._awaiting_state: dict[int, UnitDone] = {}
-        self._warming: set[int] = set()  # workers that are still importing
-        self._libraries: set[str] = set()
-        self._lost_workers = LostWorkers(settings.max_retries)
+        self._awaiting_state: dict[int, messages.UnitDone] = {}
         self.words = Words()
         """What the model's users call its methods, for messages."""
-        # A build that the user has not written may belong to a run that its caller removes.
-        self._kept_in = settings.folder if getattr(settings.build, "keeps_run", True) else None
-        self.out_of_time = False
         self._commands = Commands(
             settings.folder / control.FOLDER, partial(self.events.add, "command")
         )
         if restored is not None:
             self._searched.restore(restored.trials, restored.decisions)
             restored.trials.clear()  # else trials would stay in memory after they end
-
-    def _make_trials(self, searcher: Searcher) -> LiveTrials:
-        return LiveTrials(
-            TrialSettings.from_settings(self.settings, self.context),
-            self.store,
-            self._schedule,
-            self._overview,
-            self._overview.ended,
-            self._hooks.notify_of,
-            stepwise=searcher.adaptive,
-            pinned=searcher.pinned,
-        )
-
-    def _make_folded_trials(self, searcher: Searcher) -> FoldedTrials | None:
-        if self.settings.folds is None:
-            return None
-        return FoldedTrials(
-            TrialSettings.from_settings(self.settings, self.context),
-            self.settings.trials_each,
-            self.store,
-            self._schedule,
-            self._overview,
-            self._hooks,
-            pinned=searcher.pinned,
-        )
 
     def _count_work_to_come(self) -> ToCome:
         """Return the work of trials that the searcher has not suggested yet."""
@@ -183,7 +160,7 @@ class Coordinator:
             return ToCome(trials=0)
         epochs, trials = searcher.epochs_to_come(), searcher.trials_to_come()
         if trials is None:
-            expected = expected_trials(searcher, self.settings.n_trials)
+            expected = expected_trials(searcher, self.settings.limits.n_trials)
             trials = None if expected is None else max(0, expected - self._loop.begun)
         return ToCome(
             None if epochs is None else epochs * folds, None if trials is None else trials * folds
@@ -198,11 +175,11 @@ class Coordinator:
         data file is damaged.
         """
         for worker in workers:
-            self._add_worker(worker)
+            self._dispatcher.add(worker)
         if self._restored is not None:
             self._resume_run(self._restored)
         self._advance_searcher()
-        self._overview.show_start(self.trials.values(), len(self._schedule_worker))
+        self._overview.show_start(self.trials.values(), len(self._dispatcher))
         with closing(self._commands):
             self._train()
         self._loop.finish()
@@ -215,32 +192,36 @@ class Coordinator:
 
     def _train(self) -> None:
         while True:
-            self._check_time()
+            if self.clock.check():
+                self.events.add("time limit", f"{self.clock.limit} seconds are over")
             self._take_commands()
             self._dispatch_units()
             self._queue_units()
-            if not self._in_flight and not self._awaiting_state and not self._awaits_worker():
+            awaits_worker = self._dispatcher.awaits_worker and not self._is_halted
+            if self._dispatcher.is_idle and not self._awaiting_state and not awaits_worker:
                 if not self._advance_searcher() and (self.is_stopped or not self._wait_to_resume()):
                     break
                 continue
             if self._commands.gave_up:
                 break
-            for event in self.executor.wait(self._seconds_to_wait()):
-                self._handle(event)
+            self._handle_events()
             self._advance_searcher()
-            self._overview.show(self.trials.values(), len(self._schedule_worker))
+            self._overview.show(self.trials.values(), len(self._dispatcher))
 
-    def _handle(self, event: News) -> None:
-        if isinstance(event, UnitDone):
+    def _handle_events(self) -> None:
+        """Wait for events from the executor until something else is due, and handle them."""
+        for event in self._dispatcher.executor.wait(self._seconds_to_wait()):
+            self._handle(event)
+
+    def _handle(self, event: messages.News) -> None:
+        if isinstance(event, messages.UnitDone):
             self._handle_unit_done(event)
-        elif isinstance(event, UnitFailed):
+        elif isinstance(event, messages.UnitFailed):
             self._handle_unit_failed(event)
-        elif isinstance(event, WorkerLost):
+        elif isinstance(event, messages.WorkerLost):
             self._handle_worker_lost(event)
-        elif isinstance(event, CheckDone):
-            if event.worker in self._warming:
-                self._warming.remove(event.worker)
-                self._add_worker(event.worker)
+        elif isinstance(event, messages.CheckDone):
+            self._dispatcher.end_warming(event.worker)
         else:
             self._handle_cluster_event(event)
 
@@ -253,12 +234,11 @@ class Coordinator:
                 if trial.record.status not in ENDED:
                     self._add_epoch(trial, epoch, report=False)
             trial.epoch_seconds = seconds
-        if self._folded is not None:
-            self._folded.update_all()
+        self._searched.update_all()
         self._loop.arrive_again()
         for trial in list(self._trials.by_number.values()):
             if asks_to_stop(trial.record.raised):
-                self._stop_siblings(trial)
+                self._stop_trials(self._searched.folds_beside(trial))
 
     def _wait_to_resume(self) -> bool:
         """Wait for what can resume the run; return False if nothing is left to do."""
@@ -270,14 +250,13 @@ class Coordinator:
         waits = self._loop.searcher.waits and not self._loop.is_exhausted
         if rests or waits:
             self.store.flush()  # the store then has everything that the display shows
-            self._overview.show_waiting(self.trials.values(), len(self._schedule_worker))
-            before = self._read_clock()
+            self._overview.show_waiting(self.trials.values(), len(self._dispatcher))
+            before = self.clock.now()
             if waits:  # an event for the searcher ends the executor's wait
-                for event in self.executor.wait(self._seconds_to_wait()):
-                    self._handle(event)
+                self._handle_events()
             else:
                 time.sleep(self._seconds_to_wait())
-            self._overview.waited += self._read_clock() - before
+            self._overview.waited += self.clock.now() - before
         return rests or waits
 
     # --- the searcher ----------------------------------------------------
@@ -296,7 +275,7 @@ class Coordinator:
 
     def _report(self, trial: LiveTrial) -> None:
         """Report to the searcher that a trial has finished an epoch, or ended without it."""
-        reported = trial if self._folded is None else self._folded.update_from(trial)
+        reported = self._searched.update_from(trial)
         if reported is None:  # other folds have not finished the epoch
             return
         if reported.record.status not in ENDED:
@@ -307,24 +286,18 @@ class Coordinator:
 
     # --- dispatching -----------------------------------------------------
 
+    @property
+    def _is_halted(self) -> bool:
+        """Whether no unit may begin now."""
+        return self.is_stopped or self._commands.paused
+
     def _dispatch_units(self) -> None:
-        while not (self.is_stopped or self._commands.paused):
-            command = self._schedule.next(self._read_clock())
-            if command is None:
-                return
-            if command[0] == "load":
-                assert self._places is not None, "shards are shared: there is nothing to load"
-                pool = self.context.order().pool_of_part[command[2]]
-                self._places.load(self._executor_worker[command[1]], pool)
-                self._update_holders()
-                continue
-            _, worker, trial_number, epoch, step, part, attempt = command
-            trial = self._trials.by_number[trial_number]
+        while not self._is_halted and (unit := self._dispatcher.next_unit()) is not None:
+            worker, number, epoch, step, part, attempt = unit
+            trial = self._trials.by_number[number]
             self._trials.start(trial)
-            number = self._executor_worker[worker]
-            trial.worker = number
-            trial.workers.add(number)
-            is_first = trial.position == trial.first_position
+            trial.worker = worker
+            is_first = trial.position == trial.record.first_epoch * self.context.units_per_epoch
             task = self._make_task(
                 trial,
                 epoch,
@@ -335,18 +308,16 @@ class Coordinator:
                 origin=trial.origin,
                 clone_of=trial.clone_of if is_first else None,
                 notes_reads=is_first and self.events.unread.asks_about(trial.record.config),
-                ended=self._trials.take_ended(number),
+                ended=self._trials.held.take(worker, number),
             )
-            self._overview.unit_begins(trial_number, number)
-            self._in_flight[number] = task
-            self._unqueued.append(number)
-            self.executor.submit(number, task)
+            self._overview.unit_begins(number, worker)
+            self._dispatcher.submit(worker, task)
 
     def _make_task(
         self, trial: LiveTrial, epoch: int, step: int, part: int, position: int, **more: Any
-    ) -> Task:
+    ) -> messages.Task:
         """Return the task of a trial's unit, with the number of its dispatch."""
-        task = Task(
+        task = messages.Task(
             trial=trial.record.number,
             config=trial.record.config,
             epoch=epoch,
@@ -354,7 +325,7 @@ class Coordinator:
             part=part,
             position=position,
             dispatch=trial.dispatches,
-            epochs=trial.info_epochs,
+            epochs=trial.record.info_epochs(position, self.context.limits.epochs),
             **more,
         )
         trial.dispatches += 1
@@ -362,37 +333,24 @@ class Coordinator:
 
     def _queue_units(self) -> None:
         """Queue the next unit of short ones at busy workers, which then need not wait for it."""
-        begun, self._unqueued = self._unqueued, []
-        if self._queue is None or self.is_stopped or self._commands.paused:
-            return
-        for worker in begun:
-            task = self._in_flight.get(worker)
-            if task is None or worker in self._queued:
+        for worker, task in self._dispatcher.take_begun():
+            last = self._trials.by_number[task.trial].last_unit
+            if self._is_halted or last is None or not 0 < last.seconds < QUEUED_SECONDS:
                 continue
-            trial = self._trials.by_number[task.trial]
-            if not 0 < trial.unit_seconds < QUEUED_SECONDS:
-                continue
-            following = self._schedule.next_here(self._schedule_worker[worker])
-            if following is None:
-                continue
-            self._queued[worker] = self._make_task(
-                trial, *following, task.position + 1, attempt=0, after=task.dispatch
-            )
-            self._queue.queue(worker, self._queued[worker])
-
-    def _awaits_worker(self) -> bool:
-        """Return whether units are due and a worker will soon be ready to run them."""
-        halted = self.is_stopped or self._commands.paused
-        return bool(self._warming) and not halted and not self._schedule.finished
+            following = self._dispatcher.next_behind(worker)
+            if following is not None:
+                trial = self._trials.by_number[task.trial]
+                queued = self._make_task(
+                    trial, *following, task.position + 1, attempt=0, after=task.dispatch
+                )
+                self._dispatcher.queue(worker, queued)
 
     # --- units and epochs ------------------------------------------------
 
-    def _handle_unit_done(self, event: UnitDone) -> None:
+    def _handle_unit_done(self, event: messages.UnitDone) -> None:
         task = event.task
         trial = self._trials.by_number[task.trial]
-        following = self._finish_in_flight(event.worker)
-        trial.unit_seconds = event.seconds
-        self.events.add_read_names(event)
+        following = self._dispatcher.finish(event)
         self._forget_live_models(event.worker, event.dropped)
         trial.position += 1
         trial.origin = None
@@ -407,22 +365,15 @@ class Coordinator:
             part=task.part,
             worker=event.worker,
             attempt=task.attempt,
-            started=event.started - self._wall_started,
+            started=event.started - self.clock.wall_started,
             seconds=event.seconds,
             rows=event.total.rows,
             batches=event.total.batches,
             hopped=event.loaded and trial.last_worker not in (None, event.worker),
             state_bytes=event.state.nbytes,
         )
-        trial.last_worker = event.worker
-        self._lost_workers.unit_done(event.worker, task)
-        self._libraries.update(event.process.libraries)
-        self.events.watch_memory(event)
-        self.events.note_not_exact(trial, event.steps.not_exact)
-        self.events.note_moved_batches(event.steps.moved)
-        if event.steps.unlike:
-            self.events.note_wrong_step(trial, event.steps.unlike)
-        self.events.note_warnings(trial, event.warned)
+        trial.last_unit = event
+        self.events.note_unit(trial, event)
         means = {name: s / w for name, (s, w) in event.total.sums.items() if w}
         self._hooks.notify_of(trial.record, "on_unit_end", means)
         if event.metrics is not None and event.is_kept:
@@ -436,34 +387,15 @@ class Coordinator:
         else:
             self._overview.unit_begins(following.trial, event.worker)
 
-    def _finish_in_flight(self, worker: int) -> Task | None:
-        """Report a unit as done; return the queued one, which the worker has begun."""
-        ours = self._schedule_worker[worker]
-        following = self._queued.pop(worker, None)
-        if following is None:
-            del self._in_flight[worker]
-            self._schedule.unit_done(ours, self._read_clock())
-        else:
-            self._in_flight[worker] = following
-            self._unqueued.append(worker)
-            self._schedule.unit_continued(ours, self._read_clock())
-        return following
-
-    def _drop_in_flight(self, worker: int) -> Task | None:
-        """Forget the unit that a worker has not completed, and what was queued behind it."""
-        self._queued.pop(worker, None)
-        self._overview.unit_lost(worker)
-        return self._in_flight.pop(worker, None)
-
     def _add_epoch(self, trial: LiveTrial, epoch: EpochRecord, *, report: bool = True) -> None:
         """Record a finished epoch; fail the trial if its ranking metric is missing."""
         missing = explain_missing_metric(
-            self.settings.metric,
+            self.settings.ranking.metric,
             epoch.metrics,
             validated=self.context.validates,
             words=self.words,
         )
-        if missing is None and self._folded is not None:
+        if missing is None and self.settings.folds is not None:
             missing = find_clash(epoch.metrics)
         if missing is not None:
             self._trials.states.discard(epoch.state_file, epoch.state_hash)
@@ -483,15 +415,17 @@ class Coordinator:
 
     # --- failures --------------------------------------------------------
 
-    def _handle_unit_failed(self, event: UnitFailed) -> None:
-        trial = self._trials.by_number[event.task.trial]
-        worker = self._schedule_worker[event.worker]
-        self._drop_in_flight(event.worker)
-        self._schedule.unit_failed(worker, self._read_clock())
-        self._forget_live_models(event.worker, event.dropped)
+    def _drop_unit(self, worker: int, trial: LiveTrial) -> None:
+        """Note that a worker has not completed a trial's unit."""
+        self._overview.unit_lost(worker)
+        self._dispatcher.fail(worker)
         trial.worker = None
-        self.events.note_warnings(trial, event.warned)
-        self.events.add_read_names(event)
+
+    def _handle_unit_failed(self, event: messages.UnitFailed) -> None:
+        trial = self._trials.by_number[event.task.trial]
+        self._drop_unit(event.worker, trial)
+        self._forget_live_models(event.worker, event.dropped)
+        self.events.note_failed_unit(trial, event)
         if event.kind == "data":
             raise CorruptDataError(event.message)
         if event.kind == "storage":
@@ -502,17 +436,11 @@ class Coordinator:
         raised = Raised(event.bases, event.place)
         if asks_to_stop(raised):
             self._trials.end(trial, "stopped", event.message, event.traceback, raised)
-            self._stop_siblings(trial)
+            self._stop_trials(self._searched.folds_beside(trial))
             self._report(trial)
             return
         status: Status = "diverged" if event.kind == "diverged" else "failed"
         self._end_trial(trial, status, event.message, event.traceback, raised)
-
-    def _stop_siblings(self, trial: LiveTrial) -> None:
-        """End the other folds of the configuration if one fold asked to stop."""
-        if self._folded is None:
-            return
-        self._stop_trials(self._folded.folds_beside(trial))
 
     def _end_trial(
         self,
@@ -526,42 +454,13 @@ class Coordinator:
         self._trials.end(trial, status, error, traceback, raised)
         self._report(trial)
 
-    # --- workers ---------------------------------------------------------
-
-    def _add_worker(self, worker: int) -> None:
-        ours = self._schedule.add_worker(self._read_clock())
-        self._schedule_worker[worker] = ours
-        self._executor_worker[ours] = worker
-        self._update_holders()
-
-    def _warm_up(self, worker: int) -> None:
-        """Let a new worker import the libraries that units need before it gets a unit."""
-        self.executor.submit(worker, WarmTask(tuple(sorted(self._libraries))))
-        self._warming.add(worker)
-
-    def _update_holders(self) -> None:
-        """Tell the scheduler which workers have which parts, unless every worker has all."""
-        holders = None if self._places is None else self._places.holders()
-        if holders is None:
-            return
-        for part, pool in enumerate(self.context.order().pool_of_part):
-            workers = holders[pool]
-            there = [self._schedule_worker[w] for w in workers if w in self._schedule_worker]
-            if there:  # else the scheduler already knows, or learns it when the worker is lost
-                self._schedule.set_holders(part, there)
-
-    def _handle_worker_lost(self, event: WorkerLost) -> None:
-        self._warming.discard(event.worker)
-        task = self._drop_in_flight(event.worker)
-        ours = self._schedule_worker.pop(event.worker, None)
-        if ours is not None:
-            del self._executor_worker[ours]
-            self._schedule.remove_worker(ours, self._read_clock())
-        self._trials.forget_worker(event.worker)
+    def _handle_worker_lost(self, event: messages.WorkerLost) -> None:
+        self._overview.unit_lost(event.worker)
+        task, verdict = self._dispatcher.remove(event)
+        self._trials.held.forget_worker(event.worker)
         if event.signal == signal.SIGBUS:
             # The worker read a memory-mapped file that was truncated: the trial is not to blame.
             self.context.check_files()
-        verdict = self._lost_workers.add(event, task)
         number = None if task is None else task.trial
         kind = "worker left" if event.has_left else "worker lost"
         self.events.add(kind, verdict.text, number)
@@ -571,62 +470,41 @@ class Coordinator:
             if verdict.error is not None:
                 self._end_trial(trial, "failed", verdict.error)
             self._apply_commands(trial)
-        self._replace_worker(event)
-
-    def _replace_worker(self, lost: WorkerLost) -> None:
-        """Replace a lost worker, or continue with the remaining workers."""
-        cause = lost.reason
-        if self._lost_workers.may_replace:
-            try:
-                worker = self.executor.replace(lost.worker)
-                if self._places is None:
-                    # Until the new worker is ready, the lost worker's unit may run on a different
-                    # one.
-                    self._warm_up(worker)
-                else:  # waiting for the new worker is faster than loading its shards elsewhere
-                    self._add_worker(worker)
-                return
-            except WorkerError as error:
-                cause = text_of(error)
-        if not self._schedule_worker and not self._warming:
-            raise WorkerError(f"no worker process is left, and none can be started: {cause}")
-        text = f"a worker process is missing from now on: {cause}"
-        self.events.add("worker not replaced", text)
-        warnings.warn(text, stacklevel=2)
+        text = self._dispatcher.replace(event)
+        if text is not None:
+            self.events.add("worker not replaced", text)
+            warnings.warn(text, stacklevel=2)
 
     def _forget_live_models(self, worker: int, dropped: Sequence[int]) -> None:
         for number in dropped:
             trial = self._trials.by_number.get(number)
             if trial is not None and trial.scheduled:
-                self._schedule.forget_live(self._schedule_worker[worker], number)
+                self._dispatcher.forget_live(worker, number)
 
     # --- machines of a cluster -------------------------------------------
 
-    def _handle_cluster_event(self, event: News) -> None:
+    def _handle_cluster_event(self, event: messages.News) -> None:
         """Handle the events that only executors for several machines send."""
-        if isinstance(event, WorkerJoined):
+        if isinstance(event, messages.WorkerJoined):
             self.events.add("worker joined", f"worker {event.worker}")
-            self._warm_up(event.worker)
-        elif isinstance(event, ShardsPlaced):
-            self._update_holders()
-        elif isinstance(event, StateKept):
+            self._dispatcher.warm_up(event.worker)
+        elif isinstance(event, messages.ShardsPlaced):
+            self._dispatcher.update_holders()
+        elif isinstance(event, messages.StateKept):
             trial = self._trials.by_number[event.trial]
             self._add_epoch(trial, _make_epoch(trial, self._awaiting_state.pop(event.trial)))
             self._trials.await_state(trial, False)
             self._apply_commands(trial)
-        elif isinstance(event, StateLost):
+        elif isinstance(event, messages.StateLost):
             self._handle_state_lost(event)
-        elif isinstance(event, Note):
+        elif isinstance(event, messages.Note):
             self.events.add(event.kind, event.text)
             warnings.warn(event.text, stacklevel=2)
 
-    def _handle_state_lost(self, event: StateLost) -> None:
+    def _handle_state_lost(self, event: messages.StateLost) -> None:
         trial = self._trials.by_number[event.trial]
         if event.worker is not None:
-            worker = self._schedule_worker[event.worker]
-            self._drop_in_flight(event.worker)
-            self._schedule.unit_failed(worker, self._read_clock())
-            trial.worker = None
+            self._drop_unit(event.worker, trial)
         self._awaiting_state.pop(event.trial, None)
         trial.lost_states += 1
         if trial.lost_states > MAX_LOST_STATES:
@@ -644,10 +522,7 @@ class Coordinator:
     # --- the user's commands ---------------------------------------------
 
     def pause_trial(self, number: int) -> None:
-        """Pause a trial after its current or queued unit, until :meth:`continue_trial`.
-
-        Raise InputError if there is no such trial, or it has ended.
-        """
+        """Pause a trial after its current or queued unit; raise InputError if it is not open."""
         whole, trials = self._searched.find_open(number, "paused")
         whole.held = True
         for trial in trials:
@@ -664,10 +539,7 @@ class Coordinator:
             self._trials.release(trial)
 
     def stop_trial(self, number: int) -> None:
-        """End a trial permanently after its current or queued unit.
-
-        Raise InputError if there is no such trial, or it has ended.
-        """
+        """End a trial permanently after its current unit; raise InputError if it is not open."""
         whole, trials = self._searched.find_open(number, "stopped")
         whole.stopping = True
         self._stop_trials(trials)
@@ -681,10 +553,7 @@ class Coordinator:
 
     def cancel_units(self) -> None:
         """End the units in flight at their next batch, if the executor supports it."""
-        cancel = getattr(self.executor, "cancel", None)
-        if cancel is not None:
-            for worker in list(self._in_flight):
-                cancel(worker)
+        self._dispatcher.cancel_units()
 
     def _take_commands(self) -> None:
         self._commands.carry_out(self)
@@ -701,27 +570,9 @@ class Coordinator:
         elif trial.held and trial.record.status != "paused":
             self._trials.set_status(trial, "paused")
 
-    # --- time ------------------------------------------------------------
-
-    def _read_clock(self) -> float:
-        return time.perf_counter() - self._started
-
-    def _elapsed_seconds(self) -> float:
-        return time.perf_counter() - self._begun
-
-    def _check_time(self) -> None:
-        limit = self.settings.time_limit
-        if limit is not None and not self.out_of_time and self._elapsed_seconds() >= limit:
-            self.out_of_time = True
-            self.events.add("time limit", f"{limit} seconds are over")
-
     def _seconds_to_wait(self) -> float:
         """Return how long to wait for events before something else is due."""
-        limit = self.settings.time_limit
-        rest = (
-            None if limit is None or self.out_of_time else max(0.0, limit - self._elapsed_seconds())
-        )
-        return self._commands.wait_seconds(rest)
+        return self._commands.wait_seconds(self.clock.seconds_left())
 
     # --- the state of the run --------------------------------------------
 
@@ -736,12 +587,12 @@ class Coordinator:
 
     def snapshot(self) -> Snapshot:
         """Return the data that progress displays draw."""
-        return self._overview.snapshot(self.trials.values(), len(self._schedule_worker))
+        return self._overview.snapshot(self.trials.values(), len(self._dispatcher))
 
     @property
     def is_stopped(self) -> bool:
         """Whether the time limit or a command ends the run with work left."""
-        return self.out_of_time or self._commands.stopping
+        return self.clock.is_over or self._commands.stopping
 
     @property
     def status(self) -> str:
@@ -751,18 +602,16 @@ class Coordinator:
         partly = self._restored is not None and self._restored.partly
         return "stopped" if unfinished or partly or self._loop.searcher.cut_short else "finished"
 
+    @property
+    def _kept_in(self) -> Path | None:
+        """The run's folder, unless the run may be removed by the caller that made its build."""
+        return self.settings.folder if getattr(self.settings.build, "keeps_run", True) else None
+
     def end_open_trials(self) -> None:
         self._trials.mark_open_as_stopped()
 
 
-def _divide_epoch(context: RunContext) -> EpochParts:
-    """Return how an epoch of the run is divided into parts."""
-    train, validation = context.views(0)
-    evaluation = evaluation_cost(validation)
-    return EpochParts(context.order().num_parts, evaluation / (train.num_rows + evaluation))
-
-
-def _make_epoch(trial: LiveTrial, last: UnitDone) -> EpochRecord:
+def _make_epoch(trial: LiveTrial, last: messages.UnitDone) -> EpochRecord:
     assert last.metrics is not None
     return EpochRecord(
         last.task.epoch, last.metrics, trial.epoch_seconds, last.state.hash, last.state.file

@@ -36,11 +36,10 @@ class Demand:
 
 @dataclass(frozen=True)
 class StateDemand:
-    """The values that determine how much space a run needs for states.
+    """What determines how much space a run needs for states.
 
-    `trials` is None if only the time limit ends the search. `live` is the largest number of trials
-    with slots at the same time. `may_end_early` says whether trials may end before their last
-    epoch.
+    `trials` is None if only the time limit ends the search. At most `live` trials have slots at the
+    same time. `may_end_early`: before their last epoch.
     """
 
     state_bytes: int
@@ -80,66 +79,55 @@ class _Place:
 
 
 def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None:
-    """Reject a run whose states cannot fit on the disk; warn if they might not fit.
-
-    Raise InputError with the folder, the bytes needed and free, and the fix.
-    """
+    """Raise InputError if a run's states cannot fit on the disk; warn if they might not."""
     plan = _estimate_demand(settings, searcher, state_bytes)
     states, slots = settings.folder / "states", settings.state_dir
     thrifty = replace(plan, keep="last").estimate_kept()
     # If both folders are on one disk, their demands add up, and either fix helps.
+    kept, of_slots = plan.estimate_kept(), plan.estimate_slots()
     places = [
-        _Place(states, plan.estimate_kept(), thrifty, "choose a run= on a larger disk"),
-        _Place(slots, plan.estimate_slots(), plan.estimate_slots(), "choose a larger state_dir="),
+        _Place(states, kept, thrifty, "choose a run= on a larger disk"),
+        _Place(slots, of_slots, of_slots, "choose a larger state_dir="),
     ]
     if device_of(states) == device_of(slots):
         cure = "put the states of live trials elsewhere with state_dir=, or all with run="
-        slot_demand = plan.estimate_slots()
-        places = [_Place(states, plan.estimate_kept() + slot_demand, thrifty + slot_demand, cure)]
+        places = [_Place(states, kept + of_slots, thrifty + of_slots, cure)]
     for place in places:
-        free = free_bytes(place.folder)
-        if place.needs.least > free:
-            spared = place.thrifty.least < place.needs.least
-            raise InputError(
-                _format_text(plan, place, free, "needs at least", place.needs.least, spared)
-            )
-        if place.needs.likely > free:
-            spared = place.thrifty.likely < place.needs.likely
-            text = _format_text(plan, place, free, "is likely to need", place.needs.likely, spared)
-            warnings.warn(text, stacklevel=2)
+        free, needs = free_bytes(place.folder), place.needs
+        if needs.least > free:
+            spared = place.thrifty.least < needs.least
+            needed = f"needs at least {_format_megabytes(needs.least)}"
+            raise InputError(_format_text(plan, place, free, needed, spared))
+        if needs.likely > free:
+            spared = place.thrifty.likely < needs.likely
+            needed = f"is likely to need {_format_megabytes(needs.likely)}"
+            warnings.warn(_format_text(plan, place, free, needed, spared), stacklevel=2)
 
 
 def _estimate_demand(settings: Settings, searcher: Searcher, state_bytes: int) -> StateDemand:
-    expected = expected_trials(searcher, settings.n_trials)
+    limits, strategy = settings.limits, settings.strategy
+    expected = expected_trials(searcher, limits.n_trials)
     folds, workers = settings.trials_each, max(1, settings.workers)
     trials = None if expected is None else expected * folds
-    tail = TAIL * workers * folds
-    # Trials paused by an adaptive searcher keep their slots.
-    live = (trials or settings.width * folds) if searcher.adaptive else min(trials or tail, tail)
+    live = min(trials or TAIL * workers * folds, TAIL * workers * folds)
+    if searcher.adaptive:  # trials that it pauses keep their slots
+        live = trials or strategy.width * folds
+    may_end_early = searcher.adaptive or strategy.stop is not None
     return StateDemand(
-        state_bytes,
-        trials,
-        live,
-        workers,
-        settings.epochs,
-        settings.keep,
-        searcher.adaptive or settings.stop is not None,
+        state_bytes, trials, live, workers, limits.epochs, settings.keep, may_end_early
     )
 
 
-def _format_text(
-    plan: StateDemand, place: _Place, free: int, needs: str, needed: int, spared: bool
-) -> str:
-    trials = (
-        "only the time limit ends the search" if plan.trials is None else f"{plan.trials} trials"
-    )
+def _format_text(plan: StateDemand, place: _Place, free: int, needs: str, spared: bool) -> str:
+    trials = "only the time limit ends the search"
+    if plan.trials is not None:
+        trials = f"{plan.trials} trials"
     kind = " of memory, which is the disk there," if is_memory(place.folder) else ""
     keep = ", keep fewer states with keep='last'" if spared else ""
     return (
-        f"the run {needs} {_format_megabytes(needed)} for states in {place.folder}, and "
-        f"only {_format_megabytes(free)}{kind} are free: "
-        f"states of {_format_megabytes(plan.state_bytes)}, {trials}, "
-        f"{plan.workers} worker(s), keep={plan.keep!r}; free some{keep}, or {place.cure}"
+        f"the run {needs} for states in {place.folder}, and only {_format_megabytes(free)}{kind} "
+        f"are free: states of {_format_megabytes(plan.state_bytes)}, {trials}, {plan.workers} "
+        f"worker(s), keep={plan.keep!r}; free some{keep}, or {place.cure}"
     )
 
 

@@ -12,6 +12,7 @@ from cerebro.coordinator.trial import LiveTrial
 from cerebro.data import depots
 from cerebro.report.findings import UNREAD, Finding
 from cerebro.run.records import NOT_EXACT
+from cerebro.run.settings import Settings
 from cerebro.run.store import Store
 from cerebro.worker.growth import Growth
 from cerebro.worker.messages import UnitDone, UnitFailed, Warned
@@ -22,24 +23,18 @@ from cerebro.worker.trial_warnings import EVENT, ShownWarnings, show_finding
 class EventBook:
     """Records events with the time of the run's clock; shows each warning once."""
 
-    def __init__(
-        self,
-        store: Store,
-        read_clock: Callable[[], float],
-        build: Callable[..., object],
-        folds: int | None,
-    ) -> None:
+    def __init__(self, store: Store, now: Callable[[], float], settings: Settings) -> None:
         self._store = store
-        self._read_clock = read_clock
-        self._build = build
-        self._folds = folds
+        self._now = now
+        self._build = settings.build
+        self._folds = None if settings.folds is None else len(settings.folds)
         self.unread = UnreadNames()
         self._growth = Growth()
         self._shown = ShownWarnings()
         self._moved: set[str] = set()  # reasons why PyTorch moves batches to GPUs
 
     def add(self, kind: str, text: str, trial: int | None = None) -> None:
-        self._store.add_event(self._read_clock(), kind, text, trial)
+        self._store.add_event(self._now(), kind, text, trial)
 
     def forget(self, trial: int) -> None:
         """Drop what was kept about a trial that has ended."""
@@ -57,7 +52,21 @@ class EventBook:
             self.add(EVENT, str(finding))
             show_finding(finding, self._build, f"{self._name_of(0)}: ")
 
-    def add_read_names(self, event: UnitDone | UnitFailed) -> None:
+    def note_unit(self, trial: LiveTrial, event: UnitDone) -> None:
+        """Record what was noted in a unit."""
+        self._add_read_names(event)
+        self._watch_memory(event)
+        self._note_not_exact(trial, event.steps.not_exact)
+        self._note_moved_batches(event.steps.moved)
+        if event.steps.unlike:
+            self._note_wrong_step(trial, event.steps.unlike)
+        self._note_warnings(trial, event.warned)
+
+    def note_failed_unit(self, trial: LiveTrial, event: UnitFailed) -> None:
+        self._note_warnings(trial, event.warned)
+        self._add_read_names(event)
+
+    def _add_read_names(self, event: UnitDone | UnitFailed) -> None:
         if event.task.notes_reads:
             self.unread.add(event.task.config, event.read)
 
@@ -68,12 +77,11 @@ class EventBook:
             self.add(UNREAD, str(finding))
             show_finding(finding, self._build)
 
-    def note_warnings(self, trial: LiveTrial, warned: Sequence[Warned]) -> None:
+    def _note_warnings(self, trial: LiveTrial, warned: Sequence[Warned]) -> None:
         """Record a trial's warnings, and show those that no other trial has raised."""
         number = trial.record.number
         for warning in warned:
-            if warning not in trial.warned:  # another worker may have raised it before
-                trial.warned.add(warning)
+            if trial.is_new(warning):  # another worker may have raised it before
                 self.add(EVENT, str(warning), number)
         self._shown.show(warned, self._name_of(number))
 
@@ -83,11 +91,10 @@ class EventBook:
             return f"trial {number}"
         return f"trial {number // self._folds}, fold {number % self._folds}"
 
-    def note_not_exact(self, trial: LiveTrial, operations: Sequence[str]) -> None:
+    def _note_not_exact(self, trial: LiveTrial, operations: Sequence[str]) -> None:
+        number = trial.record.number
         for name in operations:
-            if name not in trial.not_exact:
-                trial.not_exact.add(name)
-                number = trial.record.number
+            if trial.is_new((NOT_EXACT, name)):
                 self.add(NOT_EXACT, name, number)
                 warnings.warn(
                     f"trial {number} is not exact: {name} has no deterministic version on its "
@@ -95,7 +102,7 @@ class EventBook:
                     stacklevel=2,
                 )
 
-    def note_wrong_step(self, trial: LiveTrial, unlike: str) -> None:
+    def _note_wrong_step(self, trial: LiveTrial, unlike: str) -> None:
         """Record that a trial's recorded step, which its earlier units used, was wrong."""
         number = trial.record.number
         text = (
@@ -109,12 +116,11 @@ class EventBook:
     def note_not_finite(self, trial: LiveTrial, epoch: int) -> None:
         """Record the first epoch in which a trial's validation metric is not finite."""
         problem = list_not_finite(trial.record.epochs[-1].metrics)
-        if problem and not trial.not_finite:
-            trial.not_finite = True
+        if problem and trial.is_new("not finite"):
             text = f"trial {trial.record.number}, epoch {epoch}: {problem}"
             self.add("not finite", text, trial.record.number)
 
-    def note_moved_batches(self, why: str) -> None:
+    def _note_moved_batches(self, why: str) -> None:
         """Warn once per run that PyTorch moves batches to a GPU; record each reason."""
         if not why or why in self._moved:
             return
@@ -123,7 +129,7 @@ class EventBook:
         if len(self._moved) == 1:
             warnings.warn(depots.explain_moving(why), stacklevel=2)
 
-    def watch_memory(self, event: UnitDone) -> None:
+    def _watch_memory(self, event: UnitDone) -> None:
         """Record that a trial's memory grows in every epoch; see `cerebro.worker.growth`."""
         task = event.task
         self._growth.add(task.trial, event.process.grown)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cerebro.errors import RunError
 from cerebro.model import Words
-from cerebro.run.records import Raised, TrialRecord
+from cerebro.run.records import Raised, Ranking, TrialRecord
 from cerebro.searchers.metrics import find_nearest
 from cerebro.worker.messages import Task, WorkerLost
 
@@ -20,9 +20,7 @@ ALIKE_FAILURES = 3
 """The run ends if this many trials at its start fail in the same way."""
 
 _WORDS = dict(enumerate(["three", "four", "five", "six", "seven", "eight", "nine", "ten"], 3))
-
 _PRUNED = "optuna.exceptions.TrialPruned"
-
 _NO_METRIC = "the model reports no metric"
 
 
@@ -30,8 +28,7 @@ def raise_if_alike(first: Sequence[TrialRecord], folder: Path | None = None) -> 
     """Raise RunError with the first error if the first trials, by number, all failed alike.
 
     Later trials do not count, so the result does not depend on the number of workers. A trial that
-    finished an epoch proves that the code works. `folder` is the run's folder, whose logs have the
-    traceback; None if it will be removed.
+    finished an epoch proves that the code works. `folder` is the run's, None if it will be removed.
     """
     if len(first) < ALIKE_FAILURES:
         return
@@ -47,25 +44,15 @@ def raise_if_all_failed(
     others: Mapping[str, int] | None = None,
     folder: Path | None = None,
 ) -> None:
-    """Raise RunError if every trial of a run failed, or if the run had no trial.
-
-    `records` has at least the first trials, and `others` the number of remaining trials by status.
-    """
+    """Raise RunError if all trials failed, or there was none; `others` counts further statuses."""
     counts = Counter(record.status for record in records) + Counter(others)
     total = counts.total()
-    if records and counts["failed"] + counts["diverged"] == total:
-        raise RunError(
-            _describe_all_failed(records[0], total) + _locate_traceback(records[0], folder)
-        )
     if not records:
         raise RunError("the searcher suggested no trial")
-
-
-def _describe_all_failed(first: TrialRecord, total: int) -> str:
-    if total == 1:
-        return f"the only trial failed: {first.error}"
-    which = "both" if total == 2 else f"all {_WORDS.get(total, total)}"
-    return f"{which} trials failed; the first: {first.error}"
+    if counts["failed"] + counts["diverged"] == total:
+        which = "both" if total == 2 else f"all {_WORDS.get(total, total)}"
+        what = "the only trial failed" if total == 1 else f"{which} trials failed; the first"
+        raise RunError(f"{what}: {records[0].error}{_locate_traceback(records[0], folder)}")
 
 
 def _locate_traceback(first: TrialRecord, folder: Path | None) -> str:
@@ -97,14 +84,11 @@ def worst_value_of(mode: str) -> float:
     return math.inf if mode == "min" else -math.inf
 
 
-def make_comparable(metrics: Mapping[str, float], metric: str, mode: str) -> dict[str, float]:
-    """Return a trial's metrics as searchers receive them.
-
-    If the ranking metric is NaN, it is replaced by the worst value, because NaN cannot be sorted.
-    """
+def make_comparable(metrics: Mapping[str, float], by: Ranking) -> dict[str, float]:
+    """Return a trial's metrics, with the worst value for a ranking metric that is NaN."""
     reported = dict(metrics)
-    if math.isnan(reported.get(metric, 0.0)):
-        reported[metric] = worst_value_of(mode)
+    if math.isnan(reported.get(by.metric, 0.0)):
+        reported[by.metric] = worst_value_of(by.mode)
     return reported
 
 
@@ -119,8 +103,8 @@ def explain_missing_metric(
 ) -> str | None:
     """Return why an epoch's metrics cannot rank the trial; None if they can.
 
-    With validation data, the ranking metric must come from validation. `metrics` are all names,
-    also those with ``train_`` and ``val_``. `words` has what the model's users call its methods.
+    If `validated`, the ranking metric must come from validation. `metrics` are all names, with
+    ``train_`` and ``val_``, too. `words` has what the model's users call its methods.
     """
     names = set(metrics)
     if _can_rank(name, names, validated=validated):
@@ -165,10 +149,9 @@ class Verdict:
 class LostWorkers:
     """Counts lost workers and decides whether to retry units and replace workers.
 
-    If the worker had begun a unit, that unit may have killed it: the unit is retried at most
-    `max_retries` times. Otherwise the machine is to blame: the unit is dispatched again, and the
-    loss does not count against it. After several such losses in a row, lost workers are not
-    replaced.
+    A unit that a lost worker had begun may have killed it, and is retried at most `max_retries`
+    times. Otherwise the machine is to blame, and the loss does not count against the unit. After
+    several such losses in a row, lost workers are not replaced.
     """
 
     def __init__(self, max_retries: int) -> None:
@@ -183,10 +166,7 @@ class LostWorkers:
             where = "" if task is None else f"; it was training trial {task.trial}"
             return Verdict(f"{event.reason}{where}")
         self._last_lost = max(self._last_lost, event.worker)
-        if task is None or not event.began:
-            self._lost_at_start += 1
-        else:
-            self._lost_at_start = 0
+        self._lost_at_start = self._lost_at_start + 1 if task is None or not event.began else 0
         if task is None:
             return Verdict(f"{event.reason}, without a unit")
         unit = "validation" if task.part < 0 else f"unit {task.step}"

@@ -18,7 +18,7 @@ import cerebro._core as _core
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.overview import EndedTrials, Overview
 from cerebro.coordinator.trial import LiveTrial
-from cerebro.coordinator.trials import LiveTrials, TrialSettings, TrialTable
+from cerebro.coordinator.trials import LiveTrials, TrialTable
 from cerebro.report.snapshot import TrialRow
 from cerebro.run.records import (
     ENDED,
@@ -29,8 +29,10 @@ from cerebro.run.records import (
     make_configuration,
     update_configuration,
 )
+from cerebro.run.settings import Settings
 from cerebro.run.store import LastDecision, Store
 from cerebro.searchers.base import Suggestion
+from cerebro.worker.messages import RunContext
 
 
 @dataclass
@@ -53,28 +55,25 @@ class FoldedTrial(LiveTrial):
 
 
 class FoldedTrials(TrialTable[FoldedTrial]):
-    """Holds all configurations of a run, each with `each` folds; see the module's docstring.
-
-    `pinned` has trials and epochs whose states the searcher needs.
-    """
+    """All configurations of a run, with their folds; see the module's docstring."""
 
     def __init__(
         self,
-        settings: TrialSettings,
-        each: int,
+        settings: Settings,
+        context: RunContext,
         store: Store,
         schedule: _core.Schedule,
         overview: Overview,
         hooks: Hooks,
-        *,
-        pinned: Collection[tuple[int, int]] = (),
+        pinned: Collection[tuple[int, int]],
     ) -> None:
         super().__init__(overview.ended)
         self._ranking = settings.ranking
         self._hooks = hooks
-        self._each = each
+        self._each = settings.trials_each
         self.folds = LiveTrials(
             settings,
+            context,
             store,
             schedule,
             overview,
@@ -86,8 +85,6 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         )
         """The folds of all configurations, which are the trials that workers train."""
 
-    # --- called by the search loop -----------------------------------------
-
     def add(self, suggestion: Suggestion) -> LiveTrial:
         """Add a configuration, or a clone, whose folds are clones of its parent's folds."""
         folds = [self.folds.add(self._suggest_fold(suggestion, fold)) for fold in range(self._each)]
@@ -98,25 +95,33 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         return trial
 
     def extend(self, trial: LiveTrial) -> None:
-        for fold in self._copy_decision(trial):
-            self.folds.extend(fold)
+        self._decide(trial, self.folds.extend)
 
     def pause(self, trial: LiveTrial) -> None:
-        for fold in self._copy_decision(trial):
-            self.folds.pause(fold)
+        self._decide(trial, self.folds.pause)
         update_configuration(trial.record)
 
     def shelve(self, trial: LiveTrial) -> None:
-        for fold in self._copy_decision(trial):
-            self.folds.shelve(fold)
+        self._decide(trial, self.folds.shelve)
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
-        for fold in self._copy_decision(trial):
-            self.folds.resume(fold, epochs)
+        self._decide(trial, self.folds.resume, epochs)
         update_configuration(trial.record)
 
+    def end(self, trial: LiveTrial, status: Status) -> None:
+        self._decide(trial, self.folds.end, status)
+        update_configuration(trial.record)
+        self._note_end(trial)
+
+    def _decide(self, trial: LiveTrial, act: Callable[..., None], *how: Any) -> None:
+        """Copy the searcher's decision to the folds, and carry it out for those not ended."""
+        folds = self._folds_of(trial)
+        for fold in folds:
+            fold.reported, fold.paused_by_searcher = trial.reported, trial.paused_by_searcher
+        for fold in [fold for fold in folds if fold.record.status not in ENDED]:
+            act(fold, *how)
+
     def aim(self, trial: LiveTrial, epochs: int) -> None:
-        """Set how many epochs the searcher wants of a configuration, even if it was stopped."""
         for fold in self._folds_of(trial):
             self.folds.aim(fold, epochs)
         trial.record.target_epochs = epochs
@@ -128,20 +133,8 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             if fold.record.number in self.folds.by_number:
                 self.folds.clear_pause(fold)
 
-    def end(self, trial: LiveTrial, status: Status) -> None:
-        for fold in self._copy_decision(trial):
-            self.folds.end(fold, status)
-        update_configuration(trial.record)
-        self._note_end(trial)
-
-    # --- called by the coordinator ------------------------------------------
-
     def update_from(self, fold: LiveTrial) -> LiveTrial | None:
-        """Update the configuration of a fold that has finished an epoch or ended.
-
-        Return the configuration once all its folds have finished the epoch or have ended, else
-        None.
-        """
+        """Update a fold's configuration; return it once all folds have done the epoch or ended."""
         trial = self.by_number.get(fold.record.number // self._each)
         if trial is None or trial.record.status in ENDED:
             return None
@@ -165,15 +158,11 @@ class FoldedTrials(TrialTable[FoldedTrial]):
 
     def restore(self, folds: Sequence[LiveTrial], answers: Mapping[int, LastDecision]) -> None:
         """Take over the trials of an earlier process; `answers` are given per configuration."""
-        n_folds = self._each
-        spread = {
-            number * n_folds + fold: answer
-            for number, answer in answers.items()
-            for fold in range(n_folds)
-        }
+        each = self._each
+        spread = {n * each + fold: a for n, a in answers.items() for fold in range(each)}
         self.folds.restore(folds, spread)
-        for first in range(0, len(folds), n_folds):
-            trial = self._add_folds(folds[first : first + n_folds])
+        for first in range(0, len(folds), each):
+            trial = self._add_folds(folds[first : first + each])
             trial.reported = folds[first].reported
             trial.paused_by_searcher = folds[first].paused_by_searcher
             if trial.record.status in ENDED:
@@ -187,19 +176,18 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             self.update_from(trial.folds[0])
 
     def forget_ended(self, is_expected: Callable[[int], bool]) -> list[int]:
-        """Forget ended configurations and folds that are not needed; return the folds' numbers.
+        """Forget ended configurations and folds that are not needed; return the folds' numbers."""
 
-        `is_expected` returns whether a configuration still has a report to be delivered.
-        """
-        n_folds = self._each
-        gone = self.folds.forget_ended(lambda number: is_expected(number // n_folds))
+        def has_folds(number: int) -> bool:
+            folds = self.by_number[number].folds
+            return any(fold.record.number in self.folds.by_number for fold in folds)
+
+        gone = self.folds.forget_ended(lambda number: is_expected(number // self._each))
         self.folds.ended.mark_shown()
         # Folds ask their configuration for its best epoch, so it is forgotten after its last fold.
-        self._over.update(dict.fromkeys(number // n_folds for number in gone))
-        self._forget_unused(is_expected, self._has_folds)
+        self._over.update(dict.fromkeys(number // self._each for number in gone))
+        self._forget_unused(is_expected, has_folds)
         return gone
-
-    # --- internal --------------------------------------------------------------
 
     def _read(self, number: int) -> FoldedTrial:
         folds = [self.folds.recall(number * self._each + fold) for fold in range(self._each)]
@@ -207,10 +195,6 @@ class FoldedTrials(TrialTable[FoldedTrial]):
 
     def _open_trials_of(self, trial: FoldedTrial) -> list[LiveTrial]:
         return [fold for fold in trial.folds if fold.record.status not in ENDED]
-
-    def _has_folds(self, number: int) -> bool:
-        folds = self.by_number[number].folds
-        return any(fold.record.number in self.folds.by_number for fold in folds)
 
     def _add_folds(self, folds: Sequence[LiveTrial]) -> FoldedTrial:
         record = make_configuration([fold.record for fold in folds])
@@ -230,12 +214,6 @@ class FoldedTrials(TrialTable[FoldedTrial]):
 
     def _folds_of(self, trial: LiveTrial) -> list[LiveTrial]:
         return self.by_number[trial.record.number].folds
-
-    def _copy_decision(self, trial: LiveTrial) -> list[LiveTrial]:
-        """Copy the searcher's decision to the folds; return the folds that have not ended."""
-        for fold in self._folds_of(trial):
-            fold.reported, fold.paused_by_searcher = trial.reported, trial.paused_by_searcher
-        return [fold for fold in self._folds_of(trial) if fold.record.status not in ENDED]
 
     def _note_end(self, trial: LiveTrial) -> None:
         self.ended.add(trial.record, trial.row(self._ranking))

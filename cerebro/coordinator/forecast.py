@@ -27,10 +27,7 @@ MIN_UNITS = 2
 
 @dataclass(frozen=True)
 class EpochParts:
-    """Describes an epoch: training units of equal size, then one validation unit, if any.
-
-    `evaluation` is the validation's share of an epoch's work, from 0 to 1.
-    """
+    """An epoch's training units, of equal size, and its validation's share of the work."""
 
     train_units: int
     evaluation: float = 0.0
@@ -52,10 +49,7 @@ class EpochParts:
 
 @dataclass(frozen=True)
 class ToCome:
-    """The work of trials that the searcher has not suggested yet.
-
-    `epochs` count beyond the targets of the trials so far; `trials` is used if `epochs` is None.
-    """
+    """The work of trials not suggested yet: epochs beyond the targets so far, else trials."""
 
     epochs: float | None = None
     trials: float | None = None
@@ -70,10 +64,7 @@ class Forecast:
 
 
 class Forecaster:
-    """Observes a run's units and trials and forecasts the rest; see the module's docstring.
-
-    `epochs` is the number of epochs of a trial that is not stopped.
-    """
+    """Observes a run's units and trials and forecasts the rest; see the module's docstring."""
 
     def __init__(self, parts: EpochParts, epochs: int) -> None:
         self.parts = parts
@@ -88,8 +79,6 @@ class Forecaster:
         self._ended_share = 0.0  # of their epochs, summed over the ended trials
         self.done = 0.0
         """The number of epochs trained so far, including those of earlier processes."""
-
-    # --- events ----------------------------------------------------------
 
     def unit_begins(self, trial: int, worker: int, now: float) -> None:
         self._began[worker] = trial, now
@@ -117,10 +106,8 @@ class Forecaster:
         if record.status in ENDED:
             self.trial_ended(trial)
         # Ended trials have no position.
-        trained = self.parts.count_epochs(trial.position) - self.parts.count_epochs(
-            trial.first_position
-        )
-        self.done += max(trained, record.done - record.first_epoch)
+        trained = max(self.parts.count_epochs(trial.position), record.done)
+        self.done += trained - record.first_epoch
 
     def trial_ended(self, trial: LiveTrial) -> None:
         self._ended_trials += 1
@@ -133,8 +120,6 @@ class Forecaster:
 
     def _share_trained(self, trial: LiveTrial) -> float:
         return min(1.0, trial.record.done / self._epochs)
-
-    # --- the forecast ----------------------------------------------------
 
     def busy_seconds(self, now: float) -> float:
         return self._busy + sum(now - began for _, began in self._began.values())
@@ -164,7 +149,10 @@ class Forecaster:
             coming = to_come.trials * self._epochs * share
         else:
             return Forecast()
-        left = {trial.record.number: share * self._count_epochs_left(trial) for trial in active}
+        left = {}
+        for trial in active:
+            rest = trial.record.target_epochs - self.parts.count_epochs(trial.position)
+            left[trial.record.number] = share * max(0.0, rest)
         work = coming + sum(left.values())
         if not self._timed_epochs or self._timed_units < MIN_UNITS * workers:
             return Forecast(work)
@@ -180,6 +168,3 @@ class Forecaster:
         rate = max(1, workers) * min(1.0, max(0.05, busy))
         together = (sum(seconds.values()) + coming * pace) / rate
         return Forecast(work, max(together, *seconds.values(), 0.0))
-
-    def _count_epochs_left(self, trial: LiveTrial) -> float:
-        return max(0.0, trial.record.target_epochs - self.parts.count_epochs(trial.position))

@@ -15,7 +15,7 @@ from cerebro.machine.devices import is_gpu
 from cerebro.machine.environment import uses_gpu
 from cerebro.model import Words
 from cerebro.report.findings import Finding
-from cerebro.run.records import TrialRecord
+from cerebro.run.records import Ranking, TrialRecord
 from cerebro.searchers.metrics import known_mode
 from cerebro.worker.diagnosis.layout import CURE
 from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, Warned, WorkerJoined
@@ -30,25 +30,42 @@ class HopCheck:
     """The outcome of a hop check on the workers of a run."""
 
     workers: list[int] = field(default_factory=list)  # ready to train
+    # As in `CheckDone`:
     problems: Sequence[str] = ()
-    """The parts of the state that are lost in a hop, one line each."""
     state_bytes: int = 0
-    """The size of the model's state in bytes; 0 if unknown."""
     environment: Mapping[str, Any] | None = None
-    """The workers' environment, if known."""
-    metrics: tuple[str, ...] | None = None
-    """The metrics of all epochs, by full name; None if they are not known before training."""
+    metrics: tuple[str, ...] | None = None  # None: they are not known before training
     read: ReadNames | None = None
-    """What ``build`` has read of the configuration, if it could be trained."""
     words: Words = field(default_factory=Words)
-    """What the model's users call its methods."""
     parameter_order: str = ""
-    """The order of the first model's parameters; see `cerebro.worker.models`."""
     warned: list[Warned] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    """Likely mistakes in the first configuration's model and data."""
     gain: tuple[float, float] | None = None
-    """What ``graph=True`` would bring; see `CheckDone.gain`."""
+
+    def add(self, event: CheckDone) -> None:
+        """Add what a worker has found, which is ready now."""
+        if event.error is not None and event.unfit:  # for every model of this `build`
+            raise UnfitDataError(event.error)
+        self.workers.append(event.worker)
+        model = event.model
+        self.state_bytes = max(self.state_bytes, model.state_bytes)
+        self.environment = event.environment or self.environment
+        self.parameter_order = model.parameter_order or self.parameter_order
+        self.warned += event.warned
+        self.findings += event.findings
+        self.gain = event.gain or self.gain
+        if model.state_bytes:
+            self.metrics = model.metrics if model.declares_metrics else None
+            self.words, self.read = model.words, event.read
+        if event.error is None:
+            self.problems = event.problems
+        elif model.state_bytes:  # it trains, so no trial fails
+            message = f"the model trains, but the check of a hop failed: {event.error}"
+            cure = (
+                "see whether cerebro.replay gives the same states for the first trial that finishes"
+            )
+            self.findings.append(Finding("unchecked-hop", message, cure))
+        # Else the configuration cannot be trained at all, which fails only its own trial.
 
     def findings_to_show(self) -> list[Finding]:
         """Return the findings that a search shows, without those that PyTorch warns about."""
@@ -84,23 +101,14 @@ class HopCheck:
             )
 
 
-def find_wrong_ranking(metric: str, mode: str) -> list[Finding]:
-    """Return a finding if `mode` ranks the worst trials of a well-known metric first."""
-    usual = known_mode(metric)
-    if usual in (None, mode):
+def find_wrong_ranking(by: Ranking) -> list[Finding]:
+    """Return a finding if the mode ranks the worst trials of a well-known metric first."""
+    usual = known_mode(by.metric)
+    if usual in (None, by.mode):
         return []
-    size = "largest" if mode == "max" else "smallest"
-    message = f"mode={mode!r} ranks trials with the {size} {metric!r} first"
+    size = "largest" if by.mode == "max" else "smallest"
+    message = f"mode={by.mode!r} ranks trials with the {size} {by.metric!r} first"
     return [Finding("wrong-mode", message, f"give mode={usual!r}, or leave mode out")]
-
-
-def make_unchecked_finding(error: str) -> Finding:
-    """Return the finding that a model trains, but could not be compared after a hop."""
-    return Finding(
-        "unchecked-hop",
-        f"the model trains, but the check of a hop failed: {error}",
-        "see whether cerebro.replay gives the same states for the first trial that finishes",
-    )
 
 
 def check_hop(
@@ -109,10 +117,8 @@ def check_hop(
     """Try a configuration on the first worker while the others import the model's libraries.
 
     A worker that joins meanwhile imports them too. A lost worker is replaced; if that is
-    impossible, another worker takes over its check. The first problem ends the hop check; no worker
-    is ready then.
-
-    Raise InputError if the model reads validation columns that do not fit the training data, and
+    impossible, another one takes over its check. The first problem ends the hop check. Raise
+    InputError if the model reads validation columns that do not fit the training data, and
     WorkerError if no worker is left.
     """
     tried = HopCheck()
@@ -134,24 +140,8 @@ def check_hop(
                 continue
             task = pending.pop(event.worker, None)
             if isinstance(event, CheckDone):
-                tried.workers.append(event.worker)
-                model = event.model
-                tried.state_bytes = max(tried.state_bytes, model.state_bytes)
-                tried.environment = event.environment or tried.environment
-                tried.parameter_order = model.parameter_order or tried.parameter_order
-                tried.warned += event.warned
-                tried.findings += event.findings
-                tried.gain = event.gain or tried.gain
-                if event.error is not None and event.unfit:  # for every model of this `build`
-                    raise UnfitDataError(event.error)
-                if model.state_bytes:
-                    tried.metrics = model.metrics if model.declares_metrics else None
-                    tried.words, tried.read = model.words, event.read
-                if event.error is not None and model.state_bytes:  # it trains, so no trial fails
-                    tried.findings.append(make_unchecked_finding(event.error))
-                # A configuration that cannot be trained at all fails only its own trial.
-                if event.error is None and event.problems:
-                    tried.problems = event.problems
+                tried.add(event)
+                if tried.problems:
                     return tried
                 if unchecked is not None:
                     submit(tried.workers.pop(), unchecked)
@@ -161,13 +151,8 @@ def check_hop(
             losses += 1
             if task is None:  # the worker had finished its task
                 tried.workers.remove(event.worker)
-            try:
-                worker = executor.replace(event.worker)
-            except WorkerError as error:
-                if not tried.workers and not pending:
-                    raise
-                text = f"a worker process is missing from now on: {text_of(error)}"
-                warnings.warn(text, stacklevel=2)
+            new = _replace(executor, event.worker, others=bool(tried.workers or pending))
+            if new is None:
                 if task is not None and not task.build_only:
                     if tried.workers:
                         submit(tried.workers.pop(0), task)
@@ -175,11 +160,23 @@ def check_hop(
                         unchecked = task
                 continue
             if losses > MAX_START_LOSSES:  # the trial will report this; only that trial fails
-                tried.workers.append(worker)
+                tried.workers.append(new)
                 continue
-            submit(worker, task or CheckTask(config, build_only=True))
+            submit(new, task or CheckTask(config, build_only=True))
     tried.workers.sort()
     return tried
+
+
+def _replace(executor: Executor, worker: int, *, others: bool) -> int | None:
+    """Replace a lost worker; if that fails, warn and return None if there are others."""
+    try:
+        return executor.replace(worker)
+    except WorkerError as error:
+        if not others:
+            raise
+        text = f"a worker process is missing from now on: {text_of(error)}"
+        warnings.warn(text, stacklevel=3)
+        return None
 
 
 def warn_if_reordered(executor: Executor, worker: int, first: TrialRecord, order: str) -> None:
@@ -200,16 +197,9 @@ def warn_if_reordered(executor: Executor, worker: int, first: TrialRecord, order
 
 
 def require_build(
-    executor: Executor,
-    workers: Sequence[int],
-    context: RunContext,
-    trials: Iterable[TrialRecord],
+    executor: Executor, workers: Sequence[int], context: RunContext, trials: Iterable[TrialRecord]
 ) -> list[int]:
-    """Build the models of trials in turn until one can be built; return the ready workers.
-
-    Raise InputError with the first error if no model can be built, and WorkerError if no worker is
-    left.
-    """
+    """Build models of trials until one can be built; return the ready workers or raise."""
     ready, cause = list(workers), None
     for record in trials:
         task = CheckTask(record.config, build_only=True, number=record.number)
@@ -246,11 +236,6 @@ def _build_on_first(
                 context.check_files()
                 pending = pending and event.worker != first
                 ready.remove(event.worker)
-                try:
-                    ready.append(executor.replace(event.worker))
-                except WorkerError as lost:
-                    if not ready:
-                        raise
-                    text = f"a worker process is missing from now on: {text_of(lost)}"
-                    warnings.warn(text, stacklevel=2)
+                new = _replace(executor, event.worker, others=bool(ready))
+                ready += [] if new is None else [new]
     return error

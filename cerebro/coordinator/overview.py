@@ -10,7 +10,6 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from cerebro.coordinator.forecast import Forecast, Forecaster, ToCome
@@ -19,41 +18,35 @@ from cerebro.report import format as fmt
 from cerebro.report.progress import Silent
 from cerebro.report.snapshot import Snapshot, TrialRow
 from cerebro.run.records import ENDED, Ranking, Status, TrialRecord, best_score
+from cerebro.run.settings import Settings
 
 PROGRESS_SECONDS = 0.25
-
 PROGRESS_SPACING = 50
 """Displays take at most about 1 / `PROGRESS_SPACING` of the coordinator's time."""
 
 
 class Overview:
-    """Counts the work of a run and shows it, at most a few times per second.
-
-    `now` returns the seconds since the run's start. `to_come` returns the work of trials that are
-    still to come. `time_limit` is that of this process, in seconds.
-    """
+    """Counts the work of a run and shows it, at most a few times per second."""
 
     def __init__(
         self,
-        ranking: Ranking,
-        folder: Path,
+        settings: Settings,
         progress: Any,
         now: Callable[[], float],
         forecaster: Forecaster,
         to_come: Callable[[], ToCome],
-        time_limit: float | None = None,
     ) -> None:
-        self._ranking = ranking
-        self._folder = folder
+        self._ranking = settings.ranking
+        self._folder = settings.folder
         self._progress = progress
         self._now = now
         self.forecaster = forecaster
         self._to_come = to_come
         self._begun = now()
-        self._time_limit = time_limit
+        self._time_limit = settings.limits.time_limit
         self._share = 0.0  # the largest share shown so far
         self._next_show = 0.0
-        self.ended = EndedTrials(ranking)
+        self.ended = EndedTrials(settings.ranking)
         self.first_unit: float | None = None
         """The time at which the first unit was dispatched."""
         self.busy_seconds = 0.0
@@ -112,6 +105,7 @@ class Overview:
         capacity = training * max(1, workers)
         trained = [fold for trial in live for fold in trial.in_training]
         forecast = self.forecaster.forecast(trained, self._to_come(), workers, seconds, capacity)
+        leaders = ended.leader, best_score([trial.record for trial in live], self._ranking)
         return Snapshot(
             trials=rows,
             share_done=self._share_done(forecast, seconds),
@@ -119,7 +113,7 @@ class Overview:
             seconds_left=self._seconds_left(forecast, seconds),
             busy=min(1.0, self.busy_seconds / capacity) if capacity > 0 else 0.0,
             workers=workers,
-            best=self._find_best([trial.record for trial in live]),
+            best=min(filter(None, leaders), default=(0.0, None))[1],  # the lowest number in a tie
             metric=self._ranking.metric,
             mode=self._ranking.mode,
             path=str(self._folder),
@@ -146,17 +140,9 @@ class Overview:
             limits.append(max(0.0, self._begun + self._time_limit - now))
         return min(limits, default=None)
 
-    def _find_best(self, live: list[TrialRecord]) -> int | None:
-        """Return the number of the best trial, ended or not; the lowest number in a tie."""
-        candidates = self.ended.leader, best_score(live, self._ranking)
-        return min((entry for entry in candidates if entry is not None), default=(0.0, None))[1]
-
 
 def _select_shown(live: Sequence[LiveTrial]) -> tuple[list[LiveTrial], int]:
-    """Return the open trials that displays may show, and how many they leave out.
-
-    Up to a thousand trials wait for their first unit; displays show only a few of them.
-    """
+    """Return the open trials that displays may show, and how many new ones they leave out."""
     shown, waiting = [], 0
     for trial in live:
         is_new = all(
@@ -194,20 +180,18 @@ class EndedTrials:
         self._status.extend(bytes(max(0, number + 1 - len(self._status))))
         self._status[number] = 1 + ENDED.index(record.status)
         self.counts[record.status] += 1
-        if record.status in ("failed", "diverged") and self.first_failure is None:
-            self.first_failure = record.error or ""
         if record.status in ("failed", "diverged"):
             self._last_failure = row
+            if self.first_failure is None:
+                self.first_failure = record.error or ""
         rank = best_score([record], self._ranking)
         if rank is not None and (self.leader is None or rank < self.leader):
             self.leader, self._leader_row = rank, row
         self._unshown.append(row)
         # Among tied trials, the lowest number is the best, so it leaves the heap last.
-        entry = (-self._shown_rank(row), -number, row)
-        if len(self._best) < KEPT_ROWS:
-            heapq.heappush(self._best, entry)
-        else:
-            heapq.heappushpop(self._best, entry)
+        heapq.heappush(self._best, (-self._shown_rank(row), -number, row))
+        if len(self._best) > KEPT_ROWS:
+            heapq.heappop(self._best)
 
     def status_of(self, number: int) -> Status | None:
         code = self._status[number] if 0 <= number < len(self._status) else 0
@@ -220,16 +204,11 @@ class EndedTrials:
         return self.counts.total()
 
     def list_rows(self) -> list[TrialRow]:
-        """Return the best trials, the last failure and those ended since `mark_shown`.
-
-        They are in the order of their numbers.
-        """
-        rows_by_number = {row.number: row for _, _, row in self._best}
-        rows_by_number.update((row.number, row) for row in self._unshown)
-        for row in (self._leader_row, self._last_failure):
-            if row is not None:
-                rows_by_number[row.number] = row
-        return [rows_by_number[number] for number in sorted(rows_by_number)]
+        """Return the best trials, the last failure and those that ended since `mark_shown`."""
+        rows = [*(row for _, _, row in self._best), *self._unshown]
+        rows += [row for row in (self._leader_row, self._last_failure) if row is not None]
+        by_number = {row.number: row for row in rows}
+        return [by_number[number] for number in sorted(by_number)]
 
     def count_without(self, rows: Iterable[TrialRow]) -> Counter[str]:
         return self.counts - Counter(row.status for row in rows if row.number in self)

@@ -31,25 +31,11 @@ from cerebro.errors import CorruptDataError
 from cerebro.machine.files import read_bytes
 from cerebro.report import format as fmt
 from cerebro.results.saved_run import SavedRun
+from cerebro.run import states
 from cerebro.run.folder import OwnedRun, claim_state_dir, make_folders
 from cerebro.run.owner import Owner
-from cerebro.run.records import EpochRecord, TrialRecord
+from cerebro.run.records import NOTHING_RAISED, EpochRecord, TrialRecord
 from cerebro.run.settings import Settings
-from cerebro.run.states import (
-    KeptState,
-    StateFile,
-    epoch_state_file,
-    find_kept_files,
-    finish_move,
-    move_slots,
-    remove_held,
-    remove_slots,
-    remove_state,
-    slots_stem,
-    trials_with_slots,
-    unpublished_name,
-    write_unpublished,
-)
 from cerebro.run.store import (
     LastDecision,
     Store,
@@ -71,7 +57,7 @@ class ResumePoint:
     """The number of committed units."""
     attempt: int = 0
     """The number of the next dispatch, higher than any that the slots have seen."""
-    origin: KeptState | None = None
+    origin: states.KeptState | None = None
     """The state to load, if it is not in the slots."""
     lost: list[EpochRecord] = field(default_factory=list)
     """Finished epochs whose rows are missing in the store."""
@@ -120,11 +106,11 @@ class Restorer:
         units_per_epoch: int,
         units: Mapping[tuple[int, int, int], float],
     ) -> None:
-        self.units_per_epoch = self._per_epoch = units_per_epoch
+        self._per_epoch = units_per_epoch
         self._epoch_dir = epoch_dir
         self._state_dir = state_dir
-        self._files = find_kept_files(epoch_dir)
-        self._with_slots = trials_with_slots(state_dir)
+        self._files = states.find_kept_files(epoch_dir)
+        self._with_slots = states.trials_with_slots(state_dir)
         self._seconds: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
         for (trial, epoch, step), seconds in units.items():
             self._seconds[trial, epoch][step] = seconds
@@ -132,8 +118,8 @@ class Restorer:
     def resume_point(self, record: TrialRecord, reported: int | None = None) -> ResumePoint:
         """Find where a trial continues, and delete the files that it does not need.
 
-        Epochs whose states are missing are removed from `record`; they are trained again.
-        `reported` is the last epoch reported to an adaptive searcher, or None.
+        Epochs whose states are missing are removed from `record`, and trained again. `reported` is
+        the last epoch reported to an adaptive searcher, or None.
         """
         slots, attempt = self._read_slots(record.number)
         lost: list[EpochRecord] = []
@@ -144,10 +130,12 @@ class Restorer:
         start = (record.done + len(lost)) * self._per_epoch
         end = min(start + self._per_epoch, record.target_epochs * self._per_epoch + 1)
         if slots is not None and start <= slots.position < end:
-            move_slots(self._state_dir, record.number, slots.packed, slots.attempt, slots.position)
+            states.move_slots(
+                self._state_dir, record.number, slots.packed, slots.attempt, slots.position
+            )
             point = ResumePoint(slots.position, attempt, None, lost)
         else:
-            remove_slots(self._state_dir, record.number)
+            states.remove_slots(self._state_dir, record.number)
             point = self._continue_from_kept_state(record, attempt, lost)
         epoch, step = divmod(point.position, self._per_epoch)
         seconds = self._seconds[record.number, epoch]
@@ -160,27 +148,27 @@ class Restorer:
     ) -> None:
         """Delete the trial's files that no row names; with `slots`, also its slots."""
         named = {epoch.state_file for epoch in record.epochs}
-        named |= {unpublished_name(_file_of(epoch), epoch.state_hash) for epoch in lost}
+        named |= {states.unpublished_name(_file_of(epoch), epoch.state_hash) for epoch in lost}
         for file in self._files.pop(record.number, ()):
             if file.path.name not in named:
-                remove_state(file.path)
+                states.remove_state(file.path)
         if slots and record.number in self._with_slots:
-            remove_slots(self._state_dir, record.number)
+            states.remove_slots(self._state_dir, record.number)
 
     def clear_unknown(self, known: int) -> None:
         """Delete the files of trials whose rows were lost: their numbers go to new trials."""
         for trial in [number for number in self._files if number >= known]:
             for file in self._files.pop(trial):
-                remove_state(file.path)
+                states.remove_state(file.path)
         for trial in [number for number in self._with_slots if number >= known]:
-            remove_slots(self._state_dir, trial)
+            states.remove_slots(self._state_dir, trial)
 
     def _drop_from_gap(self, record: TrialRecord, reported: int) -> bool:
         """Remove the epochs from the first whose state is missing although a clone may need it.
 
-        Return whether there was such an epoch. A clone begins with the last reported epoch or a
-        later one, and a state is deleted only after the store has later reports. So a state is
-        missing only if the store has lost its last rows because its log was damaged.
+        Return whether there was one. A clone begins with the last reported epoch or a later one,
+        and a state is deleted only after the store has later reports. So it is missing only if the
+        store has lost its last rows because its log was damaged.
         """
         needed = max(min(reported, record.done - 1), record.first_epoch)
         for at, epoch in enumerate(record.epochs):
@@ -194,9 +182,9 @@ class Restorer:
 
     def _read_slots(self, trial: int) -> tuple[_Slots | None, int]:
         """Return the state in the slots, if it is complete, and the number of the next dispatch."""
-        finish_move(self._state_dir, trial)
+        states.finish_move(self._state_dir, trial)
         try:
-            slots = _core.Slots(slots_stem(self._state_dir, trial), False)
+            slots = _core.Slots(states.slots_stem(self._state_dir, trial), False)
         except (OSError, CorruptDataError):
             return None, 0
         with contextlib.closing(slots):
@@ -223,22 +211,18 @@ class Restorer:
         while record.epochs:
             last = record.epochs[-1]
             if last.state_file is not None and (self._epoch_dir / last.state_file).exists():
-                return ResumePoint(
-                    record.done * self._per_epoch, attempt, self._kept_state_of(last), lost
-                )
+                position = record.done * self._per_epoch
+                return ResumePoint(position, attempt, self._kept_state_of(last))
             record.epochs.pop()
-        return ResumePoint(record.first_epoch * self._per_epoch, attempt, None, lost)
+        return ResumePoint(record.first_epoch * self._per_epoch, attempt)
 
-    def _kept_state_of(self, epoch: EpochRecord) -> KeptState:
-        return KeptState(str(self._epoch_dir / _file_of(epoch)), epoch.state_hash)
+    def _kept_state_of(self, epoch: EpochRecord) -> states.KeptState:
+        return states.KeptState(str(self._epoch_dir / _file_of(epoch)), epoch.state_hash)
 
     # --- epochs without a row --------------------------------------------
 
     def _find_lost_epochs(self, record: TrialRecord, slots: _Slots | None) -> list[EpochRecord]:
-        """Find the epochs after the last recorded one, up to the first without a complete state.
-
-        The state of each such epoch is then in a file with an unpublished name.
-        """
+        """Find the epochs after the last recorded one that have a complete state, in a file now."""
         epochs: list[EpochRecord] = []
         files = self._files.get(record.number, [])
         for number in range(record.done, record.target_epochs):
@@ -259,15 +243,11 @@ class Restorer:
             return None
         state_hash = _core.hash_state(slots.packed)
         lost = self._make_record(record.number, epoch, slots.progress, state_hash)
-        write_unpublished(self._epoch_dir, _file_of(lost), state_hash, slots.packed)
+        states.write_unpublished(self._epoch_dir, _file_of(lost), state_hash, slots.packed)
         return lost
 
-    def _read_epoch_in_file(self, file: StateFile) -> EpochRecord | None:
-        """Return the epoch if its file is complete.
-
-        A file with its final name gets back its unpublished name, which contains its hash, until
-        its row is written.
-        """
+    def _read_epoch_in_file(self, file: states.StateFile) -> EpochRecord | None:
+        """Return the epoch if its file is complete; the file has its unpublished name then."""
         try:
             packed = read_bytes(file.path)
             progress = EpochProgress.from_packed(packed)
@@ -278,19 +258,15 @@ class Restorer:
         if file.state_hash not in (None, state_hash) or at != (file.epoch, self._per_epoch - 1):
             return None
         epoch = self._make_record(file.trial, progress.epoch, progress, state_hash)
-        file.path.replace(self._epoch_dir / unpublished_name(_file_of(epoch), state_hash))
+        file.path.replace(self._epoch_dir / states.unpublished_name(_file_of(epoch), state_hash))
         return epoch
 
     def _make_record(
         self, trial: int, epoch: int, progress: EpochProgress, state_hash: str
     ) -> EpochRecord:
-        return EpochRecord(
-            epoch=epoch,
-            metrics=progress.epoch_metrics(),
-            seconds=sum(self._seconds[trial, epoch].values()),
-            state_hash=state_hash,
-            state_file=epoch_state_file(trial, epoch),
-        )
+        metrics, seconds = progress.epoch_metrics(), sum(self._seconds[trial, epoch].values())
+        file = states.epoch_state_file(trial, epoch)
+        return EpochRecord(epoch, metrics, seconds, state_hash, file)
 
 
 def _file_of(epoch: EpochRecord) -> str:
@@ -306,19 +282,15 @@ class ResumeRequest:
     """The new number of target epochs; None: as before."""
     trials: tuple[int, ...] | None = None
     """The numbers of the trials to resume; None: all that are open."""
-
     trials_each: int = 1
-    """The number of folds: how many of the store's trials belong to each number in `trials`."""
+    """How many of the store's trials, its folds, belong to each number in `trials`."""
 
     def includes(self, record: TrialRecord) -> bool:
         further = self.epochs is not None and self.epochs > record.done
-        if self.trials is not None:
-            return record.number // self.trials_each in self.trials and (
-                record.status != "finished" or further
-            )
-        if record.status == "finished":
-            return further
-        return record.is_open
+        if self.trials is None:
+            return further if record.status == "finished" else record.is_open
+        is_named = record.number // self.trials_each in self.trials
+        return is_named and (record.status != "finished" or further)
 
 
 @dataclass(frozen=True)
@@ -350,16 +322,12 @@ def reopen_run(
         restored = restore(saved, store, context, previous.request)
         process = owner.process
         text = f"by {process}, with {fmt.count_noun(settings.workers, 'worker')}"
+        now = {"status": "running", "error": None, "paused": False, "settings": settings.record()}
         with store.group():
             store.add_event(restored.seconds, "resumed", "; ".join([text, *previous.differences]))
-            for key, value in (
-                ("status", "running"),
-                ("error", None),
-                ("paused", False),
-                ("owner", {"pid": process.pid, "host": process.host}),
-                ("settings", settings.record()),
-            ):
-                store.set_meta(key, value)
+            store.set_meta("owner", {"pid": process.pid, "host": process.host})
+            for item in now.items():
+                store.set_meta(*item)
         store.flush()
     except BaseException:
         store.close()
@@ -371,43 +339,44 @@ def restore(
     saved: SavedRun, store: Store, context: RunContext, request: ResumeRequest
 ) -> RestoredRun:
     """Restore all trials: resumed ones at their positions, the others unchanged."""
+    loop, epoch_dir = saved.meta.get("search_loop"), Path(context.folders.states)
+    all_begun = saved.meta["status"] == "finished" or (loop or {}).get("is_exhausted")
     with reader(saved.folder) as connection:
-        clock = read_clock(connection)
-        restorer = Restorer(
-            Path(context.epoch_dir),
-            Path(context.state_dir),
-            context.units_per_epoch,
-            read_unit_seconds(connection),
-        )
+        units, slots = read_unit_seconds(connection), Path(context.folders.slots)
+        restorer = Restorer(epoch_dir, slots, context.units_per_epoch, units)
         restored = RestoredRun(
-            seconds=clock,
-            loop=saved.meta.get("search_loop"),
+            seconds=read_clock(connection),
+            loop=loop,
             decisions=read_last_decisions(connection),
-            partly=request.trials is not None and not _has_suggested_all(saved),
+            partly=request.trials is not None and not all_begun,
             decision_count=count_decisions(connection),
         )
     before = saved.settings["epochs"]
     is_over = has_decided_all(saved)
     restorer.clear_unknown(len(saved.records))
-    remove_held(Path(context.epoch_dir))
+    states.remove_held(epoch_dir)
     with store.group():
         for record in saved.records:
             if (request.trials is None and record.is_open) or request.includes(record):
                 number = record.number // request.trials_each
                 last = restored.decisions.get(number, LastDecision())
-                if last.paused and _is_released(record, last, request, is_over):
+                # The user trains further what the searcher has paused: names it, or named it before
+                # an interruption. It was at its target, which has been raised since.
+                was_named = is_over and record.target_epochs > last.reported + 1
+                is_released = last.paused and (request.trials is not None or was_named)
+                # A trial that failed before its rung: the searcher no longer waits for it there.
+                failed = restored.decisions and request.trials is not None and not record.is_open
+                if is_released or failed:
+                    _raise_target(record, store, before)
+                if is_released:
                     restored.decisions[number] = replace(last, paused=False)
-                    _raise_target(record, store, before)
-                elif restored.decisions and request.trials is not None and not record.is_open:
-                    # It failed before its rung, where the searcher no longer waits for it.
-                    _raise_target(record, store, before)
                 # No clone will begin any more, so no state is kept for one.
                 reported = last.reported if restored.decisions and not is_over else None
                 trial, lost = _reopen(record, store, restorer, request, before, reported)
                 restored.lost[record.number] = lost
             else:
                 trial = _leave_unchanged(record, store, restorer)
-                if context.epochs != before:
+                if context.limits.epochs != before:
                     _remember_epochs(record, store, before)
             restored.trials.append(trial)
     saved.forget_trials()
@@ -415,34 +384,13 @@ def restore(
 
 
 def has_decided_all(saved: SavedRun) -> bool:
-    """Return whether the run's adaptive searcher has nothing left to suggest or to decide.
-
-    This holds in a finished run even while some of its trials are trained further.
-    """
+    """Return whether the run's adaptive searcher has nothing left to suggest or to decide."""
     if saved.meta["status"] == "finished":
         return True
     loop, n_trials = saved.meta.get("search_loop") or {}, saved.settings["n_trials"]
     if not loop.get("is_exhausted") or "due" not in loop or loop["due"] or loop["next"]:
         return False
     return n_trials is None or loop["fresh"] >= n_trials  # else n_trials was increased
-
-
-def _is_released(
-    record: TrialRecord, last: LastDecision, request: ResumeRequest, is_over: bool
-) -> bool:
-    """Return whether the user trains a trial further that its searcher has paused.
-
-    The user names it, or named it before an interruption. Such a trial was at its target, which has
-    been raised since.
-    """
-    if request.trials is not None:
-        return True
-    return is_over and record.target_epochs > last.reported + 1
-
-
-def _has_suggested_all(saved: SavedRun) -> bool:
-    loop = saved.meta.get("search_loop") or {}
-    return saved.meta["status"] == "finished" or bool(loop.get("is_exhausted"))
 
 
 def _reopen(
@@ -457,29 +405,31 @@ def _reopen(
     _raise_target(record, store, request.epochs)
     recorded = {epoch.epoch: epoch.state_hash for epoch in record.epochs}
     point = restorer.resume_point(record, reported)
-    info_epochs = record.info_epochs(point.position, before)
-    if request.epochs is not None and request.epochs != info_epochs:
+    epochs = request.epochs
+    if epochs is not None and epochs != record.info_epochs(point.position, before):
         _remember_epochs(record, store, before)
-        info_epochs = request.epochs
-        record.extensions += ((point.position, info_epochs),)
-        store.add_extension(record.number, point.position, info_epochs)
+        record.extensions += ((point.position, epochs),)
+        store.add_extension(record.number, point.position, epochs)
     # The user wants the trial to continue, so the rule that stopped it starts again.
     anew = record.status == "stopped" and not record.resumable
     record.status, record.resumable = "waiting", False
     record.error = record.traceback = None
-    store.set_status(record.number, "waiting")
+    _store_status(store, record)
     trial = LiveTrial(
         record,
         position=point.position,
-        first_position=record.first_epoch * restorer.units_per_epoch,
         dispatches=point.attempt,
         epoch_seconds=point.epoch_seconds,
         origin=point.origin,
-        info_epochs=info_epochs,
         expected={e: h for e, h in recorded.items() if e >= record.done},
         history=[] if anew else [epoch.to_history() for epoch in record.epochs],
     )
     return trial, point.lost
+
+
+def _store_status(store: Store, record: TrialRecord) -> None:
+    """Record a trial's status, without what an earlier process raised."""
+    store.set_status(replace(record, error=None, traceback=None, raised=NOTHING_RAISED))
 
 
 def _raise_target(record: TrialRecord, store: Store, epochs: int | None) -> None:
@@ -500,7 +450,7 @@ def _leave_unchanged(record: TrialRecord, store: Store, restorer: Restorer) -> L
     """Leave a trial unchanged; an open trial can be resumed later."""
     if record.is_open:
         record.status, record.resumable = "stopped", True
-        store.set_status(record.number, "stopped", resumable=True)
+        _store_status(store, record)
     else:
         restorer.clear(record)
     # The rule also needs trials that were stopped early, because it compares other trials with

@@ -69,10 +69,7 @@ class Rounds:
         self._arrived[report.trial] = report
 
     def take(self) -> Report | None:
-        """Return the next report; None if it has not arrived.
-
-        The report's trial is removed. If the trial continues, it must :meth:`join` again.
-        """
+        """Return the next report, whose trial must :meth:`join` again; None: it has not arrived."""
         if self.ordered:
             if not self._due or self._due[0] not in self._arrived:
                 return None

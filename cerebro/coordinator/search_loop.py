@@ -13,7 +13,6 @@ import math
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from cerebro.coordinator.callbacks import Hooks
@@ -23,8 +22,8 @@ from cerebro.coordinator.searcher_record import StateSaving
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.errors import InputError
 from cerebro.run.records import ENDED, Status
+from cerebro.run.settings import SearchSettings
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion, suggestion_problem
-from cerebro.searchers.stopping import EarlyStopping
 
 TIMED_WIDTH = 64
 ADVANCE = 1000
@@ -36,76 +35,30 @@ MAX_STEPS = 1000
 
 
 class Trials(Protocol):
-    """The trials of a search: `LiveTrials`, `FoldedTrials` or `SimulatedTrials`."""
+    """The trials of a search, as `LiveTrials` describes them; also folded or simulated ones."""
 
     @property
-    def by_number(self) -> Mapping[int, LiveTrial]:
-        """All trials that are not forgotten."""
-
-    def add(self, suggestion: Suggestion) -> LiveTrial:
-        """Add a new trial or a clone; it has already failed if it cannot be trained."""
-
-    def extend(self, trial: LiveTrial) -> None:
-        """Let a trial train its next epoch."""
-
-    def pause(self, trial: LiveTrial) -> None:
-        """Pause a trial until the searcher resumes it."""
-
-    def shelve(self, trial: LiveTrial) -> None:
-        """Free the resources of a paused trial."""
-
-    def resume(self, trial: LiveTrial, epochs: int) -> None:
-        """Let a paused trial train until `epochs` are done."""
-
-    def aim(self, trial: LiveTrial, epochs: int) -> None:
-        """Set how many epochs the searcher wants of a trial, even if it was stopped early."""
-
-    def clear_pause(self, trial: LiveTrial) -> None:
-        """Clear the pause that the searcher set on a trial."""
-
-    def end(self, trial: LiveTrial, status: Status) -> None:
-        """End a trial permanently."""
-
-    def status_of(self, number: Any) -> Status | None:
-        """Return the status of a trial, even of a forgotten one; None if there is no such trial."""
-
-    def recall(self, number: int) -> LiveTrial | None:
-        """Return a trial, even a forgotten one; None if there is no such trial."""
+    def by_number(self) -> Mapping[int, LiveTrial]: ...
+    def add(self, suggestion: Suggestion) -> LiveTrial: ...
+    def extend(self, trial: LiveTrial) -> None: ...
+    def pause(self, trial: LiveTrial) -> None: ...
+    def shelve(self, trial: LiveTrial) -> None: ...
+    def resume(self, trial: LiveTrial, epochs: int) -> None: ...
+    def aim(self, trial: LiveTrial, epochs: int) -> None: ...
+    def clear_pause(self, trial: LiveTrial) -> None: ...
+    def end(self, trial: LiveTrial, status: Status) -> None: ...
+    def status_of(self, number: Any) -> Status | None: ...
+    def recall(self, number: int) -> LiveTrial | None: ...
 
 
 class Record(Protocol):
-    """Stores the searcher's decisions: a run's `Store`, or memory."""
+    """Stores the searcher's decisions: a run's `Store`, which describes the methods, or memory."""
 
-    def group(self) -> AbstractContextManager[None]:
-        """Record either everything in the block or nothing."""
-
-    def set_meta(self, key: str, value: Any) -> int:
-        """Record a value under a name; return its size in characters."""
-
+    def group(self) -> AbstractContextManager[None]: ...
+    def set_meta(self, key: str, value: Any) -> int: ...
     def add_decision(
         self, round: int, trial: int, epoch: int, decision: str, epochs: int | None, /
-    ) -> None:
-        """Record a decision or a suggestion of an adaptive searcher."""
-
-
-@dataclass(frozen=True)
-class LoopSettings:
-    """The settings of a search that its loop needs; see `cerebro.search`."""
-
-    metric: str
-    mode: str
-    epochs: int
-    n_trials: int | None
-    searcher_name: str
-    width: int
-    asynchronous: bool = False
-    stagger: bool = True
-    time_limit: float | None = None
-    stop: EarlyStopping | None = None
-
-    @classmethod
-    def from_settings(cls, settings: Any) -> LoopSettings:
-        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
+    ) -> None: ...
 
 
 class SearchLoop:
@@ -113,7 +66,7 @@ class SearchLoop:
 
     def __init__(
         self,
-        settings: LoopSettings,
+        settings: SearchSettings,
         searcher: Searcher,
         record: Record,
         hooks: Hooks,
@@ -121,23 +74,22 @@ class SearchLoop:
         first: Suggestion | None = None,
     ) -> None:
         self.searcher = searcher
-        self.rounds = Rounds(ordered=searcher.adaptive and not settings.asynchronous)
+        self.rounds = Rounds(ordered=searcher.adaptive and not settings.strategy.asynchronous)
         self.is_exhausted = False
         """Whether the searcher will not be asked again."""
-        self._settings = settings
+        self._ranking = settings.ranking
+        self._limits = settings.limits
+        self._strategy = settings.strategy
+        self._stagger = settings.batches.stagger
         self._record = record
         self._hooks = hooks
         self._trials = trials
         self._first = first
-        self._fresh = 0  # trials that are not clones
+        self.begun = 0
+        """The number of trials that have begun, not counting clones."""
         self._changed = False
         self._saving = StateSaving(searcher)
         self._ended_early: set[int] = set()  # trials whose reports the searcher still receives
-
-    @property
-    def begun(self) -> int:
-        """The number of trials that have begun, not counting clones."""
-        return self._fresh
 
     # --- events of the run -----------------------------------------------
 
@@ -150,7 +102,7 @@ class SearchLoop:
     def trial_ended(self, trial: LiveTrial) -> None:
         """Report the worst metric, so that an adaptive searcher avoids such configurations."""
         exact = self.searcher.exact_metrics
-        metrics = {} if exact else {self._settings.metric: worst_value_of(self._settings.mode)}
+        metrics = {} if exact else {self._ranking.metric: worst_value_of(self._ranking.mode)}
         record = trial.record
         self.rounds.arrive(Report(record.number, record.done, metrics, ended=True))
 
@@ -183,25 +135,19 @@ class SearchLoop:
         try:
             size = self._record.set_meta("searcher", self.searcher.state_dict())
         except InputError as error:
-            raise InputError(
-                f"the searcher {self._settings.searcher_name}: state_dict() must return JSON: "
-                f"{error}"
-            ) from error
+            raise self._error(f": state_dict() must return JSON: {error}") from error
         self._record.set_meta("searcher_said", self._saving.decisions)
         self._saving.note_saved(size)
 
     # --- a resumed run ---------------------------------------------------
 
     def restore(self, state: Mapping[str, Any] | None, decisions: int) -> None:
-        """Continue from the result of :meth:`state_dict`; None if the searcher was never asked.
-
-        `decisions` is the number of stored decisions and suggestions.
-        """
+        """Continue from a `state_dict`, None if never asked, and the number of stored decisions."""
         self._saving = StateSaving(self.searcher, decisions)
         if state is not None:
-            self._fresh = int(state["fresh"])
+            self.begun = int(state["fresh"])
             # If the number of trials was increased, the searcher may have more to suggest.
-            enough = self._settings.n_trials is None or self._has_all_trials()
+            enough = self._limits.n_trials is None or self._has_all_trials()
             self.is_exhausted = bool(state["is_exhausted"]) and enough
             if self.searcher.adaptive:
                 self.rounds.load_state_dict(state)
@@ -219,24 +165,19 @@ class SearchLoop:
                     self.epoch_done(trial, record.epochs[-1].epoch, record.epochs[-1].metrics)
 
     def _arrive_again(self, trial: LiveTrial) -> None:
-        """Queue the first report that the searcher has not received, if its epoch is stored.
-
-        If the trial has ended and no epoch is left to report, report its end.
-        """
+        """Queue the report that the searcher lacks, if its epoch is stored, or the trial's end."""
         record = trial.record
         due = [epoch for epoch in record.epochs if epoch.epoch == trial.reported + 1]
         if due:
             self.epoch_done(trial, due[0].epoch, due[0].metrics)
         elif record.status == "stopped" and self._stops_early(trial):
-            self._ended_early.add(record.number)
-            metrics = record.epochs[-1].metrics
-            self.rounds.arrive(Report(record.number, trial.reported + 1, metrics))
+            self._arrive_early(trial)
         elif record.status in ENDED:
             self.trial_ended(trial)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loop's own state as JSON, for resuming the run."""
-        state = {"fresh": self._fresh, "is_exhausted": self.is_exhausted}
+        state = {"fresh": self.begun, "is_exhausted": self.is_exhausted}
         # Unless the searcher is adaptive, every trial that has not ended is a member.
         return state | self.rounds.state_dict() if self.searcher.adaptive else state
 
@@ -270,9 +211,9 @@ class SearchLoop:
             if not over:
                 # A comparison that stops a trial without a finite metric also gives up the epochs
                 # that later suggestions could have asked for.
-                value = report.metrics.get(self._settings.metric, 0.0)
+                value = report.metrics.get(self._ranking.metric, 0.0)
                 gives_up = decision is Decision.STOP and not math.isfinite(value)
-                epochs = self._settings.epochs if gives_up else record.target_epochs
+                epochs = self._limits.epochs if gives_up else record.target_epochs
                 finished = report.epoch + 1 >= epochs
                 self._trials.end(trial, "finished" if finished else "stopped")
         elif over or self._stops_early(trial):
@@ -289,17 +230,11 @@ class SearchLoop:
         """End the paused trials that the searcher will not resume, and free their slots."""
         numbers: Any = self.searcher.dropped()
         if not isinstance(numbers, (list, tuple)):
-            raise InputError(
-                f"the searcher {self._settings.searcher_name}: dropped() must return a list of "
-                f"trials' numbers, not {numbers!r}"
-            )
+            raise self._error(f": dropped() must return a list of trials' numbers, not {numbers!r}")
         for number in numbers:
             trial = self._trials.by_number.get(number) if type(number) is int else None
             if trial is None or not trial.paused_by_searcher:
-                raise InputError(
-                    f"the searcher {self._settings.searcher_name} drops trial {number!r}, which it "
-                    "has not paused"
-                )
+                raise self._error(f" drops trial {number!r}, which it has not paused")
             self._trials.clear_pause(trial)
             if trial.record.status not in ENDED:
                 self._trials.end(trial, "stopped")
@@ -312,31 +247,30 @@ class SearchLoop:
                 self._trials.shelve(trial)
 
     def _report_again(self, trial: LiveTrial) -> None:
-        """Report the last metrics of a trial that was stopped early, as those of its next epoch.
-
-        Otherwise a searcher that compares trials would wait for this trial forever.
-        """
+        """Report a trial that was stopped early again, or a searcher would wait for it forever."""
         if not self.searcher.adaptive:
             return
-        record = trial.record
-        metrics = record.epochs[-1].metrics
-        self._ended_early.add(record.number)
-        self.rounds.join(record.number)
-        self.rounds.arrive(Report(record.number, trial.reported + 1, metrics))
+        self.rounds.join(trial.record.number)
+        self._arrive_early(trial)
+
+    def _arrive_early(self, trial: LiveTrial) -> None:
+        number, metrics = trial.record.number, trial.record.epochs[-1].metrics
+        self._ended_early.add(number)
+        self.rounds.arrive(Report(number, trial.reported + 1, metrics))
 
     def _stops_early(self, trial: LiveTrial) -> bool:
-        rule = self._settings.stop
+        rule = self._strategy.stop
         return rule is not None and rule.should_stop(trial.history)
 
     def _report(self, report: Report) -> Decision:
         metrics = report.metrics
         if not self.searcher.exact_metrics:
-            metrics = make_comparable(metrics, self._settings.metric, self._settings.mode)
+            metrics = make_comparable(metrics, self._ranking)
         decision = self.searcher.report(report.trial, report.epoch, metrics)
         if not isinstance(decision, Decision):
-            raise InputError(
-                f"the searcher {self._settings.searcher_name} answered {decision!r} to the report "
-                f"of trial {report.trial}, epoch {report.epoch}: report() must return a Decision"
+            raise self._error(
+                f" answered {decision!r} to the report of trial {report.trial}, epoch "
+                f"{report.epoch}: report() must return a Decision"
             )
         if self.searcher.adaptive:  # else reports change nothing
             self._add_decision(report.trial, report.epoch, decision.value, None)
@@ -348,19 +282,18 @@ class SearchLoop:
         """Take suggestions until enough trials are live; return False if none is ready."""
         asked = 0
         width = self._limit_of_live()
-        while not self.is_exhausted and self._count_live() < width and asked < width:
-            if not self.searcher.adaptive and self._has_all_trials():
-                self._note_exhaustion()
+        while not self.is_exhausted and asked < width:
+            if self.rounds.live - len(self._ended_early) >= width:
                 break
-            suggestion, self._first = self._first or self.searcher.suggest(), None
+            suggestion: Any = DONE
+            if self.searcher.adaptive or not self._has_all_trials():
+                suggestion, self._first = self._first or self.searcher.suggest(), None
             if suggestion is None:
                 break
-            if suggestion is DONE:
-                self._note_exhaustion()
-                break
-            self._check(suggestion)
-            if self._is_fresh(suggestion) and self._has_all_trials():
-                self._note_exhaustion()
+            if suggestion is not DONE:
+                self._check(suggestion)
+            if suggestion is DONE or (self._is_fresh(suggestion) and self._has_all_trials()):
+                self.is_exhausted = self._changed = True
                 break
             self._begin(suggestion)
             asked += 1
@@ -372,7 +305,7 @@ class SearchLoop:
             return
         trial = self._trials.add(suggestion)
         record = trial.record
-        self._fresh += self._is_fresh(suggestion)
+        self.begun += self._is_fresh(suggestion)
         self.rounds.join(record.number)
         if record.status in ENDED:
             self.trial_ended(trial)
@@ -381,7 +314,7 @@ class SearchLoop:
 
     def _resume(self, trial: LiveTrial, suggestion: Suggestion) -> None:
         record = trial.record
-        epochs = suggestion.epochs or self._settings.epochs
+        epochs = suggestion.epochs or self._limits.epochs
         self._trials.clear_pause(trial)
         self._add_decision(record.number, trial.reported + 1, "resume", epochs)
         if record.status not in ENDED:
@@ -396,22 +329,20 @@ class SearchLoop:
             self._trials.aim(trial, epochs)
             self._report_again(trial)
 
+    def _error(self, what: str) -> InputError:
+        return InputError(f"the searcher {self._strategy.searcher_name}{what}")
+
     def _check(self, suggestion: Any) -> None:
         """Raise InputError if a suggestion cannot be carried out."""
-        problem = self._find_problem(suggestion)
-        if problem is not None:
-            raise InputError(f"the searcher {self._settings.searcher_name} {problem}")
-
-    def _find_problem(self, suggestion: Any) -> str | None:
         problem = suggestion_problem(suggestion)
+        if problem is None:
+            epochs = suggestion.epochs or self._limits.epochs
+            if suggestion.trial is not None:
+                problem = self._find_problem_of_resuming(suggestion.trial, epochs)
+            elif suggestion.parent is not None:
+                problem = self._find_problem_of_cloning(suggestion, epochs)
         if problem is not None:
-            return problem
-        epochs = suggestion.epochs
-        if suggestion.trial is not None:
-            return self._find_problem_of_resuming(suggestion.trial, epochs or self._settings.epochs)
-        if suggestion.parent is not None:
-            return self._find_problem_of_cloning(suggestion, epochs or self._settings.epochs)
-        return None
+            raise self._error(f" {problem}")
 
     def _find_problem_of_resuming(self, number: Any, epochs: int) -> str | None:
         trial = self._trials.by_number.get(number)
@@ -436,9 +367,7 @@ class SearchLoop:
         if last is None:
             return f"clones trial {number}, which has not reported an epoch yet"
         epoch = last if suggestion.parent_epoch is None else suggestion.parent_epoch
-        available = {
-            record.epoch for record in parent.record.epochs if record.state_file is not None
-        }
+        available = {e.epoch for e in parent.record.epochs if e.state_file is not None}
         available.add(last)  # its state always is
         if epoch not in available or epoch > last:
             return f"clones trial {number} after epoch {epoch}, whose state is not kept"
@@ -458,23 +387,15 @@ class SearchLoop:
     def _limit_of_live(self) -> int:
         """Return how many trials may be live: `width` if adaptive, else enough for the workers."""
         if self.searcher.adaptive:
-            return self._settings.width
-        # If only time ends the search, do not ask for all trials at once.
-        timed = self._settings.n_trials is None and self._settings.time_limit is not None
-        if timed:
-            return TIMED_WIDTH
+            return self._strategy.width
+        if self._limits.n_trials is None and self._limits.time_limit is not None:
+            return TIMED_WIDTH  # only time ends the search: do not ask for all trials at once
         # Without stagger, all trials go through the data at the same time.
-        return ADVANCE if self._settings.stagger else sys.maxsize
-
-    def _count_live(self) -> int:
-        return self.rounds.live - len(self._ended_early)
-
-    def _note_exhaustion(self) -> None:
-        self.is_exhausted = self._changed = True
+        return ADVANCE if self._stagger else sys.maxsize
 
     def _is_fresh(self, suggestion: Suggestion) -> bool:
         return suggestion.trial is None and suggestion.parent is None
 
     def _has_all_trials(self) -> bool:
-        n_trials = self._settings.n_trials
-        return n_trials is not None and self._fresh >= n_trials
+        n_trials = self._limits.n_trials
+        return n_trials is not None and self.begun >= n_trials

@@ -95,11 +95,7 @@ def make_again(description: dict[str, Any]) -> Searcher | None:
 
 
 class NoSearcher(Searcher):
-    """A searcher that suggests nothing, lets every trial train to its end, and stores no state.
-
-    It replaces a searcher that has nothing left to decide: when only some trials of a run are
-    resumed, or when all trials have been suggested.
-    """
+    """Replaces a searcher that has nothing left to decide: every trial trains to its end."""
 
     adaptive = False
     is_recorded = False
@@ -175,11 +171,7 @@ def replay_decisions(
     config_of: Callable[[int], Mapping[str, Any]],
     epochs: int,
 ) -> None:
-    """Repeat all reports to a searcher; raise InputError if it makes other decisions.
-
-    `find_reported` returns the metrics that were reported for an epoch of a trial, `config_of` the
-    stored configuration of a trial. `epochs` is that of the search.
-    """
+    """Repeat all reports to a searcher; raise InputError if it makes other decisions."""
     for stored in decisions:
         if stored.kind in OF_REPORTS:
             metrics = reported(stored.trial, stored.epoch)
@@ -212,21 +204,13 @@ def _is_same(
     same = all(
         stored_config.get(str(name)) == value
         for name, value in suggestion.config.items()
-        if _is_stored_as_is(value)
+        if isinstance(value, (bool, int, float, str)) and value == value  # as it was stored
     )
     return suggestion.trial is None and is_clone == (stored.kind == "clone") and same
 
 
-def _is_stored_as_is(value: Any) -> bool:
-    """Return whether the store returns a value unchanged, unlike tuples, which become lists."""
-    return isinstance(value, (bool, int, float, str)) and value == value
-
-
 def catch_up(saved: SavedRun, searcher: Searcher, by: Ranking, stop: EarlyStopping | None) -> None:
-    """Bring a searcher from its last saved state to its state at the end of the run.
-
-    Raise InputError if its decisions differ from the stored ones.
-    """
+    """Bring a searcher from its last saved state to the run's end, or raise InputError."""
     if not searcher.adaptive:
         return
     with reader(saved.folder) as connection:
@@ -238,22 +222,20 @@ def catch_up(saved: SavedRun, searcher: Searcher, by: Ranking, stop: EarlyStoppi
     replay_decisions(
         searcher,
         decisions,
-        reported=lambda trial, epoch: find_reported(
-            records[trial], epoch, by.metric, by.mode, stop
-        ),
+        reported=lambda trial, epoch: find_reported(records[trial], epoch, by, stop),
         config_of=lambda trial: records[trial].config,
         epochs=saved.settings["epochs"],
     )
 
 
 def find_reported(
-    record: TrialRecord, epoch: int, metric: str, mode: str, stop: EarlyStopping | None = None
+    record: TrialRecord, epoch: int, by: Ranking, stop: EarlyStopping | None = None
 ) -> Mapping[str, float]:
     """Return the metrics that the search loop reported for an epoch of a trial."""
     index = epoch - record.first_epoch
     if index < len(record.epochs):
-        return make_comparable(record.epochs[index].metrics, metric, mode)
+        return make_comparable(record.epochs[index].metrics, by)
     history = [done.to_history() for done in record.epochs]
     if record.status == "stopped" and stop is not None and stop.should_stop(history):
-        return make_comparable(record.epochs[-1].metrics, metric, mode)  # reported again
-    return {metric: worst_value_of(mode)}  # the trial failed, or the user stopped it
+        return make_comparable(record.epochs[-1].metrics, by)  # reported again
+    return {by.metric: worst_value_of(by.mode)}  # the trial failed, or the user stopped it

@@ -11,18 +11,20 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.rounds import Report
-from cerebro.coordinator.search_loop import LoopSettings, SearchLoop
+from cerebro.coordinator.search_loop import SearchLoop
 from cerebro.coordinator.searcher_record import StoredDecision, find_reported, replay_decisions
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.run.records import ENDED, EpochRecord, Status, TrialRecord
+from cerebro.run.settings import SearchSettings
 from cerebro.run.store import encode
+from cerebro.searchers import set_up
 from cerebro.searchers.base import Decision, Searcher, Suggestion
 from cerebro.space import Space
 
@@ -131,28 +133,14 @@ class DecisionsInMemory:
 
 
 class SimulatedSearch(SearchLoop):
-    """Runs the search loop over simulated trials.
+    """Runs the search loop over simulated trials; `searcher` has not been set up."""
 
-    `searcher` has not been set up. `points` are the configurations to try first.
-    """
-
-    def __init__(
-        self,
-        searcher: Searcher,
-        space: Space,
-        settings: LoopSettings,
-        *,
-        seed: int,
-        points: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
+    def __init__(self, searcher: Searcher, space: Space, settings: SearchSettings) -> None:
         self._space = space
-        self._setup: dict[str, Any] = {
-            "seed": seed, "epochs": settings.epochs, "n_trials": settings.n_trials,
-            "metric": settings.metric, "mode": settings.mode, "points": list(points),
-        }  # fmt: skip
-        searcher.setup(space, **self._setup)
+        self._settings = settings
+        set_up(searcher, space, settings)
         self._memory = DecisionsInMemory()
-        self._simulated = SimulatedTrials(settings.epochs)
+        self._simulated = SimulatedTrials(settings.limits.epochs)
         self._simulated.pinned = searcher.pinned
         hooks = Hooks((), lambda record: record)
         super().__init__(settings, searcher, self._memory, hooks, self._simulated)
@@ -177,29 +165,22 @@ class SimulatedSearch(SearchLoop):
             self._simulated.end(trial, "failed")
             self.trial_ended(trial)
         else:
-            epoch = self._simulated.add_epoch(trial, {self._settings.metric: value})
+            epoch = self._simulated.add_epoch(trial, {self._ranking.metric: value})
             self.epoch_done(trial, epoch.epoch, epoch.metrics)
 
     def replace_searcher(self, fresh: Searcher, *, retell: int = 0) -> None:
-        """Replace the searcher by `fresh`, which loads its state, as a resumed run does.
-
-        The saved state may lack `retell` decisions and suggestions, which the new searcher makes
-        again.
-        """
+        """Replace the searcher by one that loads its state, which may lack `retell` decisions."""
         if not self.searcher.adaptive or len(self._memory.decisions) >= retell:
             self._state = self._searcher_state()
             self._memory.decisions.clear()
-        fresh.setup(self._space, **self._setup)
+        set_up(fresh, self._space, self._settings)
         fresh.load_state_dict(json.loads(self._state))
-        settings = self._settings
         replay_decisions(
             fresh,
             self._memory.decisions,
-            reported=lambda trial, epoch: find_reported(
-                self.record_of(trial), epoch, settings.metric, settings.mode
-            ),
+            reported=lambda n, epoch: find_reported(self.record_of(n), epoch, self._ranking),
             config_of=lambda trial: self.record_of(trial).config,
-            epochs=settings.epochs,
+            epochs=self._limits.epochs,
         )
         self.searcher = fresh
         self._simulated.pinned = fresh.pinned
@@ -212,19 +193,19 @@ class SimulatedSearch(SearchLoop):
             if trial.record.status not in ENDED:
                 number = trial.record.number
                 raise ContractError(f"trial {number} was lost: it is still running at the end")
-        return [self._make_view(trial.record) for trial in self._simulated.by_number.values()]
-
-    def _make_view(self, record: TrialRecord) -> SimulatedTrial:
-        return SimulatedTrial(
-            record.number,
-            record.config,
-            record.target_epochs,
-            epoch=record.done,
-            status=record.status,
-            parent=record.parent,
-            values=self._values[record.number],
-            decisions=self._decided[record.number],
-        )
+        return [
+            SimulatedTrial(
+                record.number,
+                record.config,
+                record.target_epochs,
+                epoch=record.done,
+                status=record.status,
+                parent=record.parent,
+                values=self._values[record.number],
+                decisions=self._decided[record.number],
+            )
+            for record in (trial.record for trial in self._simulated.by_number.values())
+        ]
 
     def _report(self, report: Report) -> Decision:
         decision = super()._report(report)

@@ -1,6 +1,7 @@
 """A trial in training: its record, and the state that the coordinator needs until it ends.
 
-A trial that has not ended gets no unit while one of these fields is set:
+A trial that has not ended gets no unit while one of these fields is set, or while it is a clone
+that waits for its parent (`LiveTrials`):
 
 ==================  =====================================  =======================================
 field               reason to wait                         cleared by
@@ -10,8 +11,6 @@ stopping            the user stopped it; it is `held` too  its end, as soon as n
 paused_by_searcher  the searcher paused it                 the searcher, which resumes or drops it
 awaits_state        its last epoch's state is being        `StateKept` or `StateLost`
                     copied
-awaits_parent       in a resumed run, its parent trains    the end of that epoch, or of the parent
-                    the epoch again that it starts from
 ==================  =====================================  =======================================
 
 Its status is "waiting" until its first unit and whenever it has been resumed or continued,
@@ -28,7 +27,7 @@ from typing import Any
 from cerebro.report.snapshot import TrialRow
 from cerebro.run.records import Ranking, TrialRecord, strip_study
 from cerebro.run.states import CloneOf, KeptState
-from cerebro.worker.messages import Warned
+from cerebro.worker.messages import UnitDone
 
 
 @dataclass
@@ -38,12 +37,10 @@ class LiveTrial:
     record: TrialRecord
     position: int = 0
     """The number of units committed to its state, including those of a clone's parent."""
-    first_position: int = 0
-    """The position of its first unit; above 0 for a clone."""
     dispatches: int = 0
     epoch_seconds: float = 0.0
-    unit_seconds: float = 0.0
-    """The time that its last unit took; 0 before its first."""
+    last_unit: UnitDone | None = None
+    """The unit that wrote the committed state."""
     rows_per_second: float | None = None
     worker: int | None = None
     """The worker that runs its current unit."""
@@ -51,42 +48,39 @@ class LiveTrial:
     stopping: bool = False
     paused_by_searcher: bool = False
     awaits_state: bool = False
-    awaits_parent: bool = False
     lost_states: int = 0
     """How often it went back in this epoch because a state was lost."""
     reported: int = -1
     """The last epoch reported to the searcher, even if the trial did not train it."""
     clone_of: CloneOf | None = None
     """The state from which it starts, until its first unit is committed."""
-    last_worker: int | None = None
-    """The worker that wrote the committed state."""
-    workers: set[int] = field(default_factory=set)
-    """Workers that may still hold its model or slots open."""
     origin: KeptState | None = None
     """Where its state is if not in its slots, until its next unit is committed."""
-    info_epochs: int | None = None
-    """The value of ``info.epochs``, if it differs from the run's."""
     expected: dict[int, str] = field(default_factory=dict)
     """The original hashes of epochs that are trained again because their states were lost."""
     scheduled: bool = False
     """Whether the scheduler knows it."""
-    unwritten: int = -1
-    """The store's flush count when the trial's target last changed, which must be written first."""
     started: bool = False
     """Whether `on_trial_start` has been called."""
     history: list[dict[str, Any]] = field(default_factory=list)
     """The history that `EarlyStopping` reads."""
-    not_finite: bool = False
-    """Whether a validation metric was not finite."""
-    not_exact: set[str] = field(default_factory=set)
-    """The operations that it uses for which there is no deterministic version."""
-    warned: set[Warned] = field(default_factory=set)
-    """The warnings recorded for it."""
+    noted: set[Any] = field(default_factory=set)
+    """What the run's events have of it already, such as its warnings."""
 
     @property
     def in_training(self) -> Sequence[LiveTrial]:
         """The trials that workers train for it: its folds in a search with folds, else itself."""
         return (self,)
+
+    @property
+    def last_worker(self) -> int | None:
+        return None if self.last_unit is None else self.last_unit.worker
+
+    def is_new(self, what: Any) -> bool:
+        """Return whether something is noted of the trial for the first time."""
+        is_new = what not in self.noted
+        self.noted.add(what)
+        return is_new
 
     @property
     def reported_epoch(self) -> int | None:

@@ -14,7 +14,6 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -24,21 +23,13 @@ from cerebro.coordinator.failures import ALIKE_FAILURES
 from cerebro.coordinator.overview import EndedTrials, Overview
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.errors import InputError, StateError
-from cerebro.run.records import (
-    ENDED,
-    NOTHING_RAISED,
-    EpochRecord,
-    Raised,
-    Ranking,
-    Status,
-    TrialRecord,
-)
+from cerebro.run.records import ENDED, NOTHING_RAISED, EpochRecord, Raised, Status, TrialRecord
 from cerebro.run.settings import Settings
 from cerebro.run.states import CloneOf, KeptState, remove_slots, remove_state, unpublished_name
 from cerebro.run.store import LastDecision, Store, decode, encode, read_trials, reader
 from cerebro.searchers.base import Suggestion
 from cerebro.worker.log import log_path, remove_if_empty
-from cerebro.worker.messages import RunContext
+from cerebro.worker.messages import RunContext, RunFolders
 
 TrialKind = TypeVar("TrialKind", bound=LiveTrial)
 
@@ -50,7 +41,6 @@ class TrialTable(ABC, Generic[TrialKind]):
         self.by_number: dict[int, TrialKind] = {}
         """All trials that are not forgotten; always includes the first `ALIKE_FAILURES` trials."""
         self.forgotten: Counter[str] = Counter()
-        """The number of forgotten trials, by status."""
         self.ended = ended
         self._over: dict[int, None] = {}  # an ordered set: ended, perhaps not needed
 
@@ -70,21 +60,14 @@ class TrialTable(ABC, Generic[TrialKind]):
         return len(self.by_number) + self.forgotten.total()
 
     def status_of(self, number: Any) -> Status | None:
-        """Return the status of a trial, forgotten or not; None if there is no such trial.
-
-        `number` comes from a searcher and may be any object.
-        """
+        """Return the status of a trial, forgotten or not; None if `number`, any object, is none."""
         trial = self.by_number.get(number)
         if trial is not None:
             return trial.record.status
         return self.ended.status_of(int(number)) if isinstance(number, Integral) else None
 
     def find_open(self, number: int, what: str) -> tuple[TrialKind, list[LiveTrial]]:
-        """Return an open trial and the open trials that are trained for it.
-
-        Raise InputError if there is no such trial or it has ended, and so cannot be `what`
-        ("paused").
-        """
+        """Return an open trial and those that are trained for it, or raise InputError."""
         trial, status = self.by_number.get(number), self.status_of(number)
         if status is None:
             raise InputError(f"there is no trial {number}: it cannot be {what}")
@@ -111,11 +94,7 @@ class TrialTable(ABC, Generic[TrialKind]):
     def _forget_unused(
         self, is_awaited: Callable[[int], bool], is_needed: Callable[[int], bool]
     ) -> list[TrialKind]:
-        """Forget ended trials that are no longer needed; return them.
-
-        If `is_awaited`, the next call checks a trial again; if `is_needed`, only once it is in
-        `_over` again.
-        """
+        """Forget ended trials that are not needed; look again at those that are awaited."""
         unused = []
         for number in [n for n in self._over if not is_awaited(n)]:
             del self._over[number]
@@ -128,45 +107,18 @@ class TrialTable(ABC, Generic[TrialKind]):
         return unused
 
 
-@dataclass(frozen=True)
-class TrialSettings:
-    """The settings of a search that its trials share; see `cerebro.search`."""
-
-    epochs: int
-    units_per_epoch: int
-    ranking: Ranking
-    keep: str
-    states: str
-    slots: str
-    logs: str
-    """The folders of states, of slots, and of the trials' logs."""
-
-    @classmethod
-    def from_settings(cls, settings: Settings, context: RunContext) -> TrialSettings:
-        return cls(
-            settings.epochs,
-            context.units_per_epoch,
-            settings.ranking,
-            settings.keep,
-            context.epoch_dir,
-            context.state_dir,
-            context.log_dir,
-        )
-
-
 class LiveTrials(TrialTable[LiveTrial]):
     """The trials that workers train: a search's trials, or all folds in a search with folds.
 
     `ended` are the overview's ended trials, unless displays show configurations. `notify_of` is
     called with a trial's record, a hook's name and its arguments. If `stepwise`, a trial waits for
-    :meth:`extend` after each epoch. `best_epoch` returns the epoch whose state ``keep="best"``
-    keeps; the default is the trial's own. `pinned` has trials and epochs whose states the searcher
-    needs.
+    :meth:`extend` after each epoch. `best_epoch` and `pinned` are as for `KeptStates`.
     """
 
     def __init__(
         self,
-        settings: TrialSettings,
+        settings: Settings,
+        context: RunContext,
         store: Store,
         schedule: _core.Schedule,
         overview: Overview,
@@ -180,22 +132,24 @@ class LiveTrials(TrialTable[LiveTrial]):
         super().__init__(ended)
         metric, mode = settings.ranking.metric, settings.ranking.mode
         self.states = KeptStates(
-            Path(settings.states),
-            Path(settings.slots),
+            context.folders,
             store,
             settings.keep,
             best_epoch or (lambda record: record.best_epoch(metric, mode)),
             pinned,
         )
-        self._ended_on: dict[int, list[int]] = {}  # by worker: ended trials to report to it
+        self.held = HeldByWorkers()
         self._settings = settings
+        self._context = context
         self._store = store
-        self._flushes = 0
+        self._unwritten: set[int] = set()  # trials whose targets have changed since the last flush
         self._schedule = schedule
         self._overview = overview
         self._notify_of = notify_of
         self._stepwise = stepwise
-        self._awaited: dict[tuple[int, int], list[LiveTrial]] = {}  # see `LiveTrial.awaits_parent`
+        # By trial and epoch: in a resumed run, clones that start from this epoch, whose state was
+        # lost. They wait until their parent has trained it again, or has ended.
+        self._awaited: dict[tuple[int, int], list[LiveTrial]] = {}
 
     # --- starting --------------------------------------------------------
 
@@ -204,7 +158,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         number = len(self)
         config, problem = make_recordable(suggestion.config)
         record = TrialRecord(
-            number, config, target_epochs=suggestion.epochs or self._settings.epochs
+            number, config, target_epochs=suggestion.epochs or self._settings.limits.epochs
         )
         parent = None if suggestion.parent is None else self.recall(suggestion.parent)
         if parent is not None:
@@ -213,17 +167,9 @@ class LiveTrials(TrialTable[LiveTrial]):
             record.parent = parent.record.number
             record.parent_epoch = parent.reported_epoch if earlier is None else earlier
         trial = self.by_number[number] = LiveTrial(record, reported=record.first_epoch - 1)
-        trial.first_position = record.first_epoch * self._settings.units_per_epoch
-        trial.position = trial.first_position
-        trial.unwritten = self._flushes
-        self._store.add_trial(
-            number,
-            config,
-            record.status,
-            record.target_epochs,
-            record.parent,
-            record.parent_epoch,
-        )
+        trial.position = record.first_epoch * self._context.units_per_epoch
+        self._unwritten.add(number)
+        self._store.add_trial(record)
         if parent is not None and record.parent_epoch is not None:
             trial.clone_of = self.states.clone_of(parent.record, record.parent_epoch)
         self._schedule.add_trial(number, epochs=self._goal(trial), epoch=record.first_epoch)
@@ -237,8 +183,8 @@ class LiveTrials(TrialTable[LiveTrial]):
         """Mark a trial as running before one of its units is dispatched."""
         if trial.record.status != "running":
             self.set_status(trial, "running")
-        if trial.unwritten == self._flushes:  # the store must not lag behind the slots
-            self._flushes += 1
+        if trial.record.number in self._unwritten:  # the store must not lag behind the slots
+            self._unwritten.clear()
             self._store.flush()
         if not trial.started:
             trial.started = True
@@ -259,7 +205,7 @@ class LiveTrials(TrialTable[LiveTrial]):
                 continue
             if record.parent_epoch is not None and not record.epochs:
                 self._find_parents_state(trial, record.parent_epoch)
-            epoch, step = divmod(trial.position, self._settings.units_per_epoch)
+            epoch, step = divmod(trial.position, self._context.units_per_epoch)
             self._schedule.add_trial(
                 record.number, epochs=self._goal(trial), epoch=epoch, step=step
             )
@@ -275,8 +221,8 @@ class LiveTrials(TrialTable[LiveTrial]):
         """Start an untrained clone from its parent's state, or make it wait for this state."""
         parent = self.by_number[clone.record.parent or 0]
         is_trained_again = parent.record.done <= epoch and parent.record.status not in ENDED
-        if is_trained_again and clone.position == clone.first_position:
-            clone.awaits_parent = True
+        first_position = clone.record.first_epoch * self._context.units_per_epoch
+        if is_trained_again and clone.position == first_position:
             self._awaited.setdefault((parent.record.number, epoch), []).append(clone)
             return
         # The clone's slots may have the state. If not, only this trial fails.
@@ -286,7 +232,6 @@ class LiveTrials(TrialTable[LiveTrial]):
     def _release_clones(self, parent: LiveTrial, epoch: int) -> None:
         """Start the clones that have waited for this epoch of their parent."""
         for clone in self._awaited.pop((parent.record.number, epoch), ()):
-            clone.awaits_parent = False
             if clone.record.status not in ENDED:
                 clone.clone_of = self.states.clone_of(parent.record, epoch)
                 self._hold_or_release(clone)
@@ -304,11 +249,13 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._notify_of(trial.record, "on_epoch_end", dict(epoch.metrics))
 
     def extend(self, trial: LiveTrial) -> None:
+        """Let a trial train its next epoch."""
         if self._stepwise:
             self._schedule.extend_trial(trial.record.number, self._goal(trial))
             self.states.retire(trial.record, trial.reported_epoch)
 
     def pause(self, trial: LiveTrial) -> None:
+        """Pause a trial until the searcher resumes it."""
         self._hold_or_release(trial)
         self.set_status(trial, "paused")
 
@@ -318,20 +265,25 @@ class LiveTrials(TrialTable[LiveTrial]):
         if state is None or trial.worker is not None or trial.record.status in ENDED:
             return
         trial.origin = state
-        self.states.remove_slots(trial.record.number)
-        for worker in trial.workers:
-            self._ended_on.setdefault(worker, []).append(trial.record.number)
+        self._free(trial.record.number)
+
+    def _free(self, number: int) -> None:
+        """Remove a trial's slots, and let workers free what they hold of it."""
+        remove_slots(Path(self._context.folders.slots), number)
+        self.held.free(number)
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
+        """Let a paused trial train until `epochs` are done."""
         record = trial.record
         self.aim(trial, epochs)
-        trial.unwritten = self._flushes
+        self._unwritten.add(record.number)
         self._schedule.extend_trial(record.number, self._goal(trial))
         self._hold_or_release(trial)
         if not trial.held:
             self.set_status(trial, "waiting")
 
     def aim(self, trial: LiveTrial, epochs: int) -> None:
+        """Set how many epochs the searcher wants of a trial, even if it was stopped early."""
         trial.record.target_epochs = epochs
         self._store.set_epochs(trial.record.number, epochs)
 
@@ -356,13 +308,9 @@ class LiveTrials(TrialTable[LiveTrial]):
             self._hold_or_release(trial)
 
     def go_back(self, trial: LiveTrial, position: int | None) -> None:
-        """Send a trial back to the state at `position`.
-
-        If it is None or lies before the end of the last finished epoch, the trial goes back to the
-        end of that epoch, or to its beginning if it has none.
-        """
-        record, units = trial.record, self._settings.units_per_epoch
-        last_kept = record.done * units if record.epochs else trial.first_position
+        """Send a trial back to `position`, or, if that is later, the end of its last epoch."""
+        record, units = trial.record, self._context.units_per_epoch
+        last_kept = record.done * units
         if position is None or position < last_kept:
             position = last_kept
             trial.origin = self.states.find_last_state(record)
@@ -380,10 +328,11 @@ class LiveTrials(TrialTable[LiveTrial]):
         """Tell the scheduler whether the trial must wait, for any reason."""
         number = trial.record.number
         paused = trial.paused_by_searcher and all(parent != number for parent, _ in self._awaited)
-        if trial.held or paused or trial.awaits_state or trial.awaits_parent:
-            self._schedule.hold_trial(trial.record.number)
+        awaits_parent = any(clone is trial for clones in self._awaited.values() for clone in clones)
+        if trial.held or paused or trial.awaits_state or awaits_parent:
+            self._schedule.hold_trial(number)
         else:
-            self._schedule.release_trial(trial.record.number)
+            self._schedule.release_trial(number)
 
     # --- ending ----------------------------------------------------------
 
@@ -403,15 +352,12 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._drop_parent(trial)
         for number, epoch in [key for key in self._awaited if key[0] == record.number]:
             for clone in self._awaited.pop((number, epoch)):
-                clone.awaits_parent = False
                 self._hold_or_release(clone)  # its first unit will fail: no state
         self._overview.forecaster.trial_ended(trial)
         self.set_status(trial, status)
         self.states.retire(record, self._epoch_for_clones(trial))
-        self.states.remove_slots(record.number)
-        for worker in trial.workers:
-            self._ended_on.setdefault(worker, []).append(record.number)
-        remove_if_empty(log_path(self._settings.logs, record.number))
+        self._free(record.number)
+        remove_if_empty(log_path(self._context.folders.logs, record.number))
         self._notify_of(record, "on_trial_end")
         self._note_end(trial)
 
@@ -421,21 +367,18 @@ class LiveTrials(TrialTable[LiveTrial]):
             self._over[trial.record.number] = None
 
     def forget_ended(self, is_expected: Callable[[int], bool]) -> list[int]:
-        """Forget ended trials that are no longer needed; return their numbers.
-
-        `is_expected` returns whether a trial still has a report to be delivered.
-        """
+        """Forget ended trials that are not needed and not expected to report; return them."""
 
         def is_awaited(number: int) -> bool:
             return self.by_number[number].worker is not None or is_expected(number)
 
-        # The other trials are added to `_over` again by `clear_pause`, or when their last clone
-        # begins.
+        # `clear_pause` or the begin of the last clone adds the other trials to `_over` again.
         unused = self._forget_unused(is_awaited, self.states.is_needed)
         for trial in unused:
             if trial.scheduled:
                 self._schedule.forget_trial(trial.record.number)
             self.states.forget(trial.record.number)
+            self.held.forget(trial.record.number)
         return [trial.record.number for trial in unused]
 
     def clear_pause(self, trial: LiveTrial) -> None:
@@ -449,6 +392,19 @@ class LiveTrials(TrialTable[LiveTrial]):
         with reader(self._store.folder) as connection:
             (record,) = read_trials(connection, [number])
         return LiveTrial(record)
+
+    # --- without folds, each trial is what the searcher sees -----------------
+
+    def update_from(self, trial: LiveTrial) -> LiveTrial | None:
+        """Return what to report once a trial has finished an epoch or ended; None: not yet."""
+        return trial
+
+    def update_all(self) -> None:
+        """Update the trials of a resumed run."""
+
+    def folds_beside(self, trial: LiveTrial) -> Sequence[LiveTrial]:
+        """Return the other open trials that end with a trial."""
+        return ()
 
     def mark_open_as_stopped(self) -> None:
         """Mark open trials as stopped at the run's end; their slots stay for a later resume."""
@@ -467,27 +423,10 @@ class LiveTrials(TrialTable[LiveTrial]):
         if parent.record.status in ENDED:
             self._over[record.parent] = None
 
-    def take_ended(self, worker: int) -> tuple[int, ...]:
-        """Return the trials that have ended since the last call for this worker."""
-        return tuple(self._ended_on.pop(worker, ()))
-
-    def forget_worker(self, worker: int) -> None:
-        self._ended_on.pop(worker, None)
-        for trial in self.by_number.values():
-            trial.workers.discard(worker)
-
     def set_status(self, trial: LiveTrial, status: Status, *, resumable: bool = False) -> None:
         """Set a trial's status; if `resumable`, the trial counts as open whatever the status."""
-        record = trial.record
-        record.status, record.resumable = status, resumable
-        self._store.set_status(
-            record.number,
-            status,
-            record.error or "",
-            record.traceback or "",
-            resumable=resumable,
-            raised=record.raised,
-        )
+        trial.record.status, trial.record.resumable = status, resumable
+        self._store.set_status(trial.record)
 
     def _epoch_for_clones(self, trial: LiveTrial) -> int | None:
         """Return the epoch whose state must stay because a clone may start from it."""
@@ -501,16 +440,12 @@ class LiveTrials(TrialTable[LiveTrial]):
             return trial.record.target_epochs
         epochs = trial.reported + (1 if trial.paused_by_searcher else 2)
         # A resumed trial may have trained further, before the decision reached the store.
-        epoch, step = divmod(trial.position, self._settings.units_per_epoch)
+        epoch, step = divmod(trial.position, self._context.units_per_epoch)
         return max(epochs, epoch + (step > 0))
 
 
 def make_recordable(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Return a configuration as the store returns it, and why it is invalid, or None.
-
-    Trials must get what a replay reads. Values that the store cannot hold are replaced by their
-    text.
-    """
+    """Return a configuration as the store and a replay have it, and why it is invalid, or None."""
     stored, problem = {}, None
     for name, value in config.items():
         try:
@@ -521,25 +456,47 @@ def make_recordable(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | No
     return stored, problem
 
 
-class KeptStates:
-    """Keeps the states of finished epochs, and removes slots.
+class HeldByWorkers:
+    """Which workers may hold a trial's model or slots, and what they can free."""
 
-    `folder` and `slots` are the folders of kept states and of slots. `keep` is "best", "last" or
-    "all". `best_epoch` returns the epoch whose state ``keep="best"`` keeps. `pinned` has trials and
-    epochs whose states the searcher needs.
+    def __init__(self) -> None:
+        self._workers: dict[int, set[int]] = {}  # by trial
+        self._free: dict[int, list[int]] = {}  # by worker: trials of which it can free everything
+
+    def take(self, worker: int, trial: int) -> tuple[int, ...]:
+        """Note that a worker gets a unit of a trial; return the trials that it can free."""
+        self._workers.setdefault(trial, set()).add(worker)
+        return tuple(self._free.pop(worker, ()))
+
+    def free(self, trial: int) -> None:
+        for worker in self._workers.get(trial, ()):
+            self._free.setdefault(worker, []).append(trial)
+
+    def forget(self, trial: int) -> None:
+        self._workers.pop(trial, None)
+
+    def forget_worker(self, worker: int) -> None:
+        self._free.pop(worker, None)
+        for workers in self._workers.values():
+            workers.discard(worker)
+
+
+class KeptStates:
+    """Keeps the states of finished epochs.
+
+    `keep` is "best", "last" or "all". `best_epoch` returns the epoch whose state ``keep="best"``
+    keeps. `pinned` has trials and epochs whose states the searcher needs.
     """
 
     def __init__(
         self,
-        folder: Path,
-        slots: Path,
+        folders: RunFolders,
         store: Store,
         keep: str,
         best_epoch: Callable[[TrialRecord], int | None],
         pinned: Collection[tuple[int, int]],
     ) -> None:
-        self._folder = folder
-        self._slots = slots
+        self._folder = Path(folders.states)
         self._store = store
         self._keep = keep
         self._kept: dict[int, dict[int, EpochRecord]] = {}
@@ -552,20 +509,12 @@ class KeptStates:
     ) -> None:
         """Record a finished epoch, publish its state, and delete states that are no longer needed.
 
-        The state of `for_clones`, the last reported epoch, also stays, because a clone would begin
-        with it.
+        That of `for_clones`, the last reported epoch, stays, because a clone would begin with it.
         """
         record.epochs.append(epoch)
         file = epoch.state_file
-        self._store.add_epoch(
-            record.number,
-            epoch.epoch,
-            epoch.metrics,
-            epoch.seconds,
-            epoch.state_hash,
-            file,
-            None if file is None else self._paths_of(file, epoch.state_hash),
-        )
+        paths = None if file is None else self._paths_of(file, epoch.state_hash)
+        self._store.add_epoch(record.number, epoch, paths)
         self.retire(record, for_clones)
 
     def clone_of(self, record: TrialRecord, epoch: int) -> CloneOf:
@@ -629,6 +578,3 @@ class KeptStates:
     def forget(self, number: int) -> None:
         """Forget a trial that has ended; its kept states stay as they are."""
         self._kept.pop(number, None)
-
-    def remove_slots(self, number: int) -> None:
-        remove_slots(self._slots, number)

@@ -281,7 +281,7 @@ class LocalExecutor:
     def start(self, context: RunContext) -> list[int]:
         self._starter.begin(context)
         self._listener = Listener()
-        self._watchdog.start(context.unit_timeout)
+        self._watchdog.start(context.limits.unit_timeout)
         self._kills = memory.count_kills()
         self._places = place_pools(
             context.train,

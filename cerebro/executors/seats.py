@@ -112,10 +112,10 @@ def set_memory_shares(
     if not gpus:
         return context
     data = min(int(DATA_SHARE * device.memory) // gpus.count(device) for device in gpus)
-    live = min(context.live_bytes, data // 2)
+    live = min(context.share.live_bytes, data // 2)
     if together:
         data = min(int(DATA_SHARE * device.memory) for device in gpus)
-    return replace(context, data_bytes=data, live_bytes=live)
+    return replace(context, share=replace(context.share, data_bytes=data, live_bytes=live))
 
 
 def count_kept_bytes(

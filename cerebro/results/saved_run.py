@@ -13,6 +13,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,9 @@ from cerebro.run.records import (
     best_trials,
     gather_configurations,
 )
-from cerebro.run.settings import Training
+from cerebro.run.settings import Batches, Exactness, Limits, read_group
 from cerebro.run.store import check_meta, check_rows, read_meta, read_ranking, read_trials, reader
-from cerebro.worker.messages import RunContext
+from cerebro.worker.messages import RunContext, RunFolders
 
 HELD_TRIALS = 10_000
 """The trials of runs up to this size are all read at once; larger runs are read trial by trial."""
@@ -485,14 +486,14 @@ class SavedRun:
 
     def context(self, build: Callable[..., Any] | None, **changes: Any) -> RunContext:
         """Return the context that the run's workers had, with some values changed."""
+        settings, states = self.meta["settings"], str(self.folder / "states")
+        limits = read_group(Limits, settings)
         values: dict[str, Any] = {
-            **Training.from_record(self.meta["settings"]),
-            "live_models": 1,
-            "unit_timeout": None,
+            "batches": read_group(Batches, settings),
+            "exactness": read_group(Exactness, settings),
+            "limits": replace(limits, live_models=1, unit_timeout=None),
             "build": self.find_build(build),
-            "state_dir": str(self.folder / "states"),
-            "epoch_dir": str(self.folder / "states"),
-            "log_dir": str(self.folder / "trials"),
+            "folders": RunFolders(states, states, str(self.folder / "trials")),
             "libraries": recorded_settings(self.meta["environment"]),
             "hash_seed": hash_seed(self.meta["environment"].get("variables", {})),
         }

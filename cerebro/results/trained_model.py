@@ -15,7 +15,7 @@ from cerebro.arguments import find_stacklevel
 from cerebro.data import Dataset
 from cerebro.data.dtypes import Array
 from cerebro.data.given_rows import has_names, is_rows, narrow_arrays, write_temporary
-from cerebro.data.order import Cut, mix_in_order
+from cerebro.data.order import mix_in_order
 from cerebro.data.sources.arrays import is_bunch
 from cerebro.data.validation import find_unfit_columns
 from cerebro.errors import CorruptDataError, InputError
@@ -27,6 +27,7 @@ from cerebro.model import column_names, read_columns, stored_column
 from cerebro.results.export import Kept
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, TrialRecord, strip_study
+from cerebro.run.settings import Batches, Exactness, read_group
 from cerebro.worker.messages import RunContext
 
 if TYPE_CHECKING:
@@ -44,10 +45,12 @@ class TrainedModel:
         self._record = record
 
     @property
-    def _batch_size(self) -> int:
-        from cerebro.worker.models import batch_size_of
+    def _config(self) -> Mapping[str, Any]:
+        return strip_study(self._record.config)
 
-        return batch_size_of(strip_study(self._record.config), self._saved.settings["batch_size"])
+    @property
+    def _batches(self) -> Batches:
+        return read_group(Batches, self._saved.settings)
 
     def context(self, build: Build, data: Any) -> RunContext:
         """Return the run's context, with the data at its current path, if that is given."""
@@ -100,8 +103,8 @@ class TrainedModel:
             context.views(number)[0],
             context.order(number),
             trial=number,
-            epochs=self._record.info_epochs(end, context.epochs),
-            cut=Cut(self._batch_size, context.drop_last),
+            epochs=self._record.info_epochs(end, context.limits.epochs),
+            cut=context.batches.make_cut(self._config),
             fold=self._record.fold,
             device=device,
         )
@@ -146,7 +149,6 @@ class TrainedModel:
         self, epoch: EpochRecord, data: Any, build: Build, *, exact: bool
     ) -> dict[str, float]:
         """See `cerebro.Trial.evaluate`; `exact` says whether the trial's states are exact."""
-        from cerebro.machine.flags import compute_settings, find_inexact_operation
         from cerebro.worker.evaluate import evaluate_model, evaluation_seed
         from cerebro.worker.models import (
             batch_device,
@@ -157,6 +159,7 @@ class TrainedModel:
         )
 
         settings, number = self._saved.settings, self._record.number
+        exactness = read_group(Exactness, settings)
         device = choose_resume_devices(read_devices(settings))[0]
         with use_device(device), contextlib.ExitStack() as stack:
             live = self.load(epoch, build, device)
@@ -173,9 +176,9 @@ class TrainedModel:
             loader = make_batches(
                 live.model,
                 target,
-                settings["eval_batch_size"] or self._batch_size,
+                self._batches.eval_size_of(self._config),
                 device,
-                seed=settings["seed"],
+                seed=exactness.seed,
                 shuffle=False,
                 augment=False,
                 residence="streamed",  # the data is read only once
@@ -184,14 +187,13 @@ class TrainedModel:
             stack.enter_context(contextlib.closing(loader))
             stack.enter_context(settings_of_run(live.libraries))
             stack.enter_context(explain_unfit_errors(unfit))
-            seed = evaluation_seed(settings["seed"], number, epoch.epoch)
+            seed = evaluation_seed(exactness.seed, number, epoch.epoch)
             where = batch_device(live.model, device)
-            choice = settings["deterministic"], device
 
             def run_evaluation(*, strict: bool) -> dict[str, float]:
                 with (
                     generators.reserve_generators(_torch_imported(), seed),
-                    compute_settings(settings["threads"], *choice, strict=strict),
+                    exactness.compute_on(device, strict=strict),
                 ):
                     loader.begin(mix_in_order(target), 0)
                     return evaluate_model(live.model, loader, device=where)[1]
@@ -201,7 +203,7 @@ class TrainedModel:
                     # As in the search: PyTorch chooses accordingly.
                     return run_evaluation(strict=True)
                 except Exception as error:
-                    if find_inexact_operation(error, *choice) is None:
+                    if exactness.find_inexact_operation(error, device) is None:
                         raise
             return run_evaluation(strict=False)
 
@@ -227,7 +229,7 @@ class TrainedModel:
                 unfit = self._find_unfit_columns(live.model, data, "predict")
             elif isinstance(data, Dataset):
                 unfit = self._find_unfit_columns(live.model, data, str(data.path))
-            return _predict(live.model, data, self._batch_size, unfit)
+            return _predict(live.model, data, self._batches.size_of(self._config), unfit)
 
     def _find_unfit_columns(self, model: Any, data: Dataset, what: str) -> dict[str, str]:
         """Return messages about columns that the model might misread.

@@ -1,8 +1,8 @@
 """Create, claim and describe the folder of a run, and sweep it at the end.
 
-Sweeping usually finds nothing: a state is deleted after the row that named it, and slots are
-deleted with their trial. Sweeping deletes files that a killed worker left half-written, and files
-that a process could not delete because it died after the commit.
+Sweeping usually finds nothing: a state is deleted after the row that named it, slots with their
+trial. It deletes what killed workers left half-written, and what a process that died after the
+commit could not delete.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import sys
 import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from cerebro.arguments import check_one_of, find_stacklevel
-from cerebro.data.given_rows import FOLDERS
+from cerebro.data.given_rows import FOLDERS, is_rows, write_given_rows
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable, environment
 from cerebro.machine.files import path_of
@@ -31,15 +31,7 @@ from cerebro.run.recipe import Recipe
 from cerebro.run.records import ENDED
 from cerebro.run.settings import Settings
 from cerebro.run.states import CLAIM, read_claimant, remove_unneeded
-from cerebro.run.store import (
-    FILE,
-    PARTS,
-    Store,
-    default_run_path,
-    read_meta,
-    reader,
-    unused_folder,
-)
+from cerebro.run.store import FILE, PARTS, Store, default_run_path, read_meta, reader, unused_folder
 
 
 def make_run(settings: Settings) -> OwnedRun:
@@ -59,11 +51,8 @@ def make_run(settings: Settings) -> OwnedRun:
         claim_state_dir(settings.state_dir, folder, record["id"])
         return OwnedRun(owner, Store.create(folder, record))
     except BaseException as error:
-        if isinstance(error, InputError):  # the run belongs to a different process
-            if owner is not None:
-                owner.release()
-            raise
-        remove_run(folder, keep=existed)
+        if not isinstance(error, InputError):  # else the run belongs to a different process
+            remove_run(folder, keep=existed)
         if owner is not None:
             owner.release()
         if isinstance(error, OSError) and not isinstance(error, NoLocksError):
@@ -140,7 +129,8 @@ def slots_folder(
 
 def run_record(settings: Settings) -> dict[str, Any]:
     """Return the description of the whole run, as the store keeps it."""
-    validation = settings.validation
+    validation, folds, strategy = settings.validation, settings.folds, settings.strategy
+    exactness = settings.exactness
     return {
         "id": uuid.uuid4().hex,
         "argv": [str(argument) for argument in sys.argv],
@@ -148,47 +138,34 @@ def run_record(settings: Settings) -> dict[str, Any]:
         "started": time.time(),
         "owner": {"pid": os.getpid(), "host": os.uname().nodename},
         "settings": settings.record(),
-        "points": list(settings.points),
-        "space": settings.space_json,
-        "searcher_class": settings.searcher_class,
+        "points": list(strategy.points),
+        "space": strategy.space_json,
+        "searcher_class": strategy.searcher_class,
         "build": Recipe.from_build(settings.build).to_json(),
         "data": settings.train.spec(),
         "own_rows": rows_in.get() == settings.folder,
         "data_checksum": settings.train.checksum,
         "validation": None if validation is None else validation.spec(),
         "validation_checksum": None if validation is None else validation.checksum,
-        "folds": None if settings.folds is None else settings.folds.to_json(),
-        "folds_checksum": None if settings.folds is None else settings.folds.checksum,
-        "parts": settings.order_of(settings.train).num_parts,
+        "folds": None if folds is None else folds.to_json(),
+        "folds_checksum": None if folds is None else folds.checksum,
+        "parts": settings.batches.make_order(settings.train, exactness.seed).num_parts,
         # None means inside the run's folder, which may be moved.
         "state_dir": None
         if settings.state_dir == settings.folder / "states"
         else str(settings.state_dir.resolve()),
-        "environment": environment.describe(settings.threads),
+        "environment": environment.describe(exactness.threads),
     }
 
 
 def sweep_states(run: Path, state_dir: Path) -> list[str]:
-    """Delete the state files that a closed run does not need; return their names.
-
-    No process may be writing to the run.
-    """
+    """Delete the state files that a closed run does not need; return their names."""
     with reader(run) as connection:
-        named = {
-            name
-            for (name,) in connection.execute(
-                "SELECT state_file FROM epochs WHERE state_file IS NOT NULL"
-            )
-        }
-        is_open = {
-            number: bool(may_train)
-            for number, may_train in connection.execute(
-                "SELECT number, resumable = 1 "
-                f"OR status NOT IN ({', '.join('?' * len(ENDED))}) FROM trials",
-                ENDED,
-            )
-        }
-
+        sql = "SELECT state_file FROM epochs WHERE state_file IS NOT NULL"
+        named = {name for (name,) in connection.execute(sql)}
+        ended = ", ".join("?" * len(ENDED))
+        sql = f"SELECT number, resumable = 1 OR status NOT IN ({ended}) FROM trials"
+        is_open = {number: bool(open) for number, open in connection.execute(sql, ENDED)}
     return remove_unneeded(run / "states", state_dir, named, is_open)
 
 
@@ -203,13 +180,7 @@ class OwnedRun:
         self.store.before_commit = (self.owner.keep,)
 
 
-UNFINISHED = {
-    FILE + ".new",
-    FILE + ".new-journal",
-    OWNER_FILE,
-    *PARTS,
-    *FOLDERS,
-}
+UNFINISHED = {FILE + ".new", FILE + ".new-journal", OWNER_FILE, *PARTS, *FOLDERS}
 """The entries that a process leaves behind if it is killed while creating a run."""
 
 rows_in: ContextVar[Path | None] = ContextVar("cerebro_rows_in", default=None)
@@ -244,11 +215,7 @@ def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
 def reserve_folder(
     run: str | os.PathLike[str] | None, if_exists: str
 ) -> Iterator[str | os.PathLike[str] | None]:
-    """Choose and create the folder of a new run, if its name is not given; yield it, else `run`.
-
-    Searches that begin at the same time get different folders. At the end of the block, a folder
-    without a run is removed.
-    """
+    """Create the folder of a new run without a name; yield it, else `run`; remove it if unused."""
     if run is not None and if_exists != "new":
         yield run
         return
@@ -276,27 +243,52 @@ def reserve_folder(
                 folder.parent.rmdir()
 
 
-def claim_folder(folder: Path) -> None:
-    """Create the folder of a new run, unless it exists, before anything is written to it.
+@contextlib.contextmanager
+def write_rows(
+    data: Any,
+    validation: Any,
+    run: Any,
+    if_exists: Any,
+    phase: Callable[[str], object] = lambda _: None,
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Choose a run's folder, write data given in memory to it, and yield the search's arguments.
 
-    Raises InputError if another search creates it at this moment.
+    These are the data, the validation data and the folder. The data is removed at the end of the
+    block if no run was created. `phase` is told that the data is being written.
     """
-    if folder.exists():
-        return
-    try:
-        make_durable_folder(folder.parent)
-        folder.mkdir()
-    except FileExistsError:
-        refuse_folder(folder)
-    except OSError:  # writing to it says what is wrong
-        return
+    with reserve_folder(run, if_exists) as run:
+        if not (is_rows(data) or is_rows(validation)):
+            yield data, validation, run
+            return
+        folder = new_run_folder(run, if_exists)
+        if if_exists == "error" and gives_way(folder):
+            make_way(folder)
+        made = [path for path in (*(folder / n for n in FOLDERS), folder) if not path.exists()]
+        if not folder.exists():
+            try:
+                make_durable_folder(folder.parent)
+                folder.mkdir()
+            except FileExistsError:  # another search does so now
+                refuse_folder(folder)
+            except OSError:  # writing to it says what is wrong
+                pass
+        token = rows_in.set(folder)
+        try:
+            phase("writing the data")
+            yield *write_given_rows(data, validation, folder), folder
+        finally:
+            rows_in.reset(token)
+            for path in () if (folder / FILE).exists() else made:
+                if path.name in FOLDERS:
+                    shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    path.rmdir()
 
 
 def gives_way(folder: Path) -> bool:
-    """Return whether a new run may replace the run in a folder.
+    """Return whether a new run may replace the run in a folder, as after an early interrupt.
 
-    It may if no process trains the run, no epoch is finished, and the folder holds nothing else:
-    the search was called again after a mistake or an early interrupt.
+    It may if no process trains the run, no epoch is finished, and the folder holds nothing else.
     """
     if not (folder / FILE).is_file() or folder.is_symlink() or owner_of(folder) is not None:
         return False

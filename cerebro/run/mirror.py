@@ -65,11 +65,7 @@ class Pointer:
 
 
 def read_pointer(objects: Objects) -> Pointer | None:
-    """Read ``run.json``; None if there is no copy of a run.
-
-    Raises CorruptDataError if it is damaged or of another version, and StorageError if the storage
-    refuses or cannot be reached.
-    """
+    """Read ``run.json``; None if there is no copy of a run; raise CorruptDataError if damaged."""
     url = objects.url_of(POINTER)
     try:
         content = load_json(objects.read(POINTER), url)
@@ -78,30 +74,23 @@ def read_pointer(objects: Objects) -> Pointer | None:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CorruptDataError(f"{url} is not the copy of a run")
     version = content.get("version")
-    if not isinstance(version, int):
-        raise CorruptDataError(f"{url} is damaged: a field is missing")
-    if version != VERSION:
+    if isinstance(version, int) and version != VERSION:
         again = "repeat the search in a new folder"
         raise CorruptDataError(explain_other_version(url, "mirror", version, VERSION, again))
-    texts = [content.get(name) for name in ("run", "writer", "store_hash")]
-    store, epochs = content.get("store"), content.get("epochs")
-    if not all(isinstance(text, str) for text in [*texts, store]) or not isinstance(epochs, int):
+    kinds = {"run": str, "writer": str, "store": str, "store_hash": str, "epochs": int}
+    parts: dict[str, Any] = {name: content.get(name) for name in kinds}
+    is_complete = all(isinstance(parts[name], kind) for name, kind in kinds.items())
+    if version != VERSION or not is_complete:
         raise CorruptDataError(f"{url} is damaged: a field is missing")
-    return Pointer(str(texts[0]), str(texts[1]), str(store), str(texts[2]), epochs)
+    return Pointer(**parts)
 
 
 def state_object(file: str, state_hash: str) -> str:
     return f"states/{file.removesuffix('.safetensors')}.{state_hash}.safetensors"
 
 
-# --- uploading ---------------------------------------------------------------
-
-
 class _Overtaken(Exception):
-    """The run has removed a state that the snapshot names.
-
-    Its arguments are the state's file, its hash, and what is wrong.
-    """
+    """The run has removed a state that the snapshot names: its file, hash, and what is wrong."""
 
 
 class Uploader:
@@ -120,10 +109,9 @@ class Uploader:
     def upload(self, *, whole: bool = False) -> bool:
         """Bring the copy up to date; return False if only units were added.
 
-        With `whole`, copy these too. If the storage refuses or cannot be reached, raises
-        StorageError and leaves the copy as it was. Raises InputError if the place holds a different
-        run, or another process has continued this one, and CorruptDataError if the store or a state
-        is damaged.
+        With `whole`, copy these too. Raise StorageError, with the copy as it was, if the storage
+        refuses or cannot be reached; InputError if the place holds a different run, or another
+        process has continued this one; and CorruptDataError if the store or a state is damaged.
         """
         before: tuple[str, ...] = ()
         with self._make_room() as room:
@@ -164,7 +152,7 @@ class Uploader:
             done = _measure_progress(connection)
             if done == self._done and not whole:
                 return False
-            run = _read_id(connection)
+            run = str(read_meta(connection)["id"])
             needed = {state_object(*state): state for state in _read_states(connection).items()}
             for name in sorted(needed.keys() - self._there):
                 self._hold_state(*needed[name], room, copies=copies)
@@ -190,15 +178,15 @@ class Uploader:
     def _claim(self) -> None:
         """Check that the place is free or has this run; note what it already has."""
         with reader(self._folder) as connection:
-            run, epochs = _read_id(connection), _measure_progress(connection)[0]
+            run, epochs = read_meta(connection)["id"], _measure_progress(connection)[0]
         pointer = read_pointer(self.objects)
+        url = self.objects.url
         if pointer is not None and pointer.run != run:
-            raise InputError(f"{self.objects.url} holds a different run: choose another URL")
+            raise InputError(f"{url} holds a different run: choose another URL")
         if pointer is not None and pointer.epochs > epochs:
             raise InputError(
-                f"{self.objects.url} has {pointer.epochs} finished epochs of this run, and "
-                f"{self._folder} has {epochs}: continue it with cerebro.resume("
-                f"{self.objects.url!r}), or choose another URL"
+                f"{url} has {pointer.epochs} finished epochs of this run, and {self._folder} has "
+                f"{epochs}: continue it with cerebro.resume({url!r}), or choose another URL"
             )
         if self._before is not None and pointer != self._before:
             raise self._takeover_error()
@@ -219,10 +207,7 @@ class Uploader:
         )
 
     def _hold_state(self, file: str, state_hash: str, room: Path, *, copies: bool) -> None:
-        """Keep a state until it is uploaded, whatever the run removes meanwhile.
-
-        Without hard links, it is copied if `copies`, and otherwise not kept.
-        """
+        """Keep a state until it is uploaded; without hard links, only if it `copies` states."""
         path, held = self._folder / "states" / file, room / f"{state_hash}-{file}"
         if held.exists():  # since the last attempt
             return
@@ -276,10 +261,6 @@ class Uploader:
                         self._logs[entry.name] = now
 
 
-def _read_id(connection: sqlite3.Connection) -> str:
-    return str(read_meta(connection)["id"])
-
-
 def _measure_progress(connection: sqlite3.Connection) -> tuple[Any, ...]:
     """Return what changes with every durable addition: epochs, decisions, statuses."""
     (epochs,) = connection.execute("SELECT count(*) FROM epochs").fetchone()
@@ -295,14 +276,11 @@ def _read_states(connection: sqlite3.Connection) -> dict[str, str]:
     return {str(check_state_file(file)): str(hash) for file, hash in connection.execute(sql)}
 
 
-# --- downloading -------------------------------------------------------------
-
-
 def download(objects: Objects, folder: Path) -> Pointer:
     """Make a run's folder, which must not exist, from its copy; completely or not at all.
 
-    Raises InputError if there is no copy of a run; CorruptDataError with the URL of an object that
-    is missing, truncated or modified; and StorageError if the storage refuses or cannot be reached.
+    Raise InputError if there is no copy of a run; CorruptDataError with the URL of an object that
+    is missing, truncated or modified; and StorageError.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     for tries_left in reversed(range(TRIES)):
@@ -355,25 +333,16 @@ def _fill_folder(objects: Objects, pointer: Pointer, folder: Path) -> None:
         elif part in FOLDERS and has_own_rows and all(map(is_plain_name, name.split("/"))):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             objects.get(name, folder / name)
-    for part in FOLDERS:
-        if (folder / part).exists():
-            _check_rows_of(folder / part, objects.url_of(part))
-    _forget_slots(folder)
+    for rows in (folder / part for part in FOLDERS if (folder / part).exists()):
+        try:
+            manifest = read_manifest(rows)
+            for shard in range(len(manifest.shards)):
+                verify_shard(rows, manifest, shard)
+        except CorruptDataError as error:
+            text = str(error).replace(os.fspath(rows), objects.url_of(rows.name))
+            raise CorruptDataError(text) from error
+    # Its slots are in its own folder from now on: a separate one is on another machine.
+    with contextlib.closing(sqlite3.connect(folder / FILE)) as store, store:
+        store.execute("UPDATE meta SET value = ? WHERE key = 'state_dir'", (encode(None),))
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     durable.publish([(path, path) for path in files])
-
-
-def _check_rows_of(folder: Path, url: str) -> None:
-    try:
-        manifest = read_manifest(folder)
-        for shard in range(len(manifest.shards)):
-            verify_shard(folder, manifest, shard)
-    except CorruptDataError as error:
-        raise CorruptDataError(str(error).replace(os.fspath(folder), url)) from error
-
-
-def _forget_slots(folder: Path) -> None:
-    """Have the run keep its slots in its own folder: a separate one is on another machine."""
-    with contextlib.closing(sqlite3.connect(folder / FILE)) as store:
-        store.execute("UPDATE meta SET value = ? WHERE key = 'state_dir'", (encode(None),))
-        store.commit()

@@ -6,14 +6,13 @@ A network file system may show a lock on one host only. There, the owner also re
 modification time; an owner on a different host counts as dead if this time is old.
 
 A lock can be lost: with its file, when the process closes any descriptor of the file, or on a file
-system that grants every lock. So on its own host an owner is also known by its mark
-(`Beacon`) and by the number and start in the file. At every commit it makes a missing file again.
-For a run that this process trains, answers come from memory: opening and closing the file would
-lose the lock.
+system that grants every lock. So on its own host an owner is also known by its mark (`Beacon`) and
+by the number and start in the file. At every commit it makes a missing file again. For a run of
+this process, answers come from memory: opening and closing the file would lose the lock.
 
 The mark is an abstract Unix socket (Linux only) with the folder's device and inode as its name. The
 kernel gives a name to one process at a time and frees it when the process ends. Nobody can delete
-it, and it needs no file locks. Containers with their own network do not see it.
+it. Containers with their own network do not see it.
 """
 
 from __future__ import annotations
@@ -47,11 +46,7 @@ _WAITING = 4096
 
 
 class Taken(Exception):
-    """Raised if another process of this host has the mark; `pid` is its number, 0 if unknown."""
-
-    def __init__(self, pid: int) -> None:
-        super().__init__(pid)
-        self.pid = pid
+    """Another process of this host has the mark; the argument is its number, 0 if unknown."""
 
 
 class Beacon:
@@ -165,9 +160,8 @@ class Owner:
     def take(cls, folder: Path) -> Owner:
         """Become the owner of a run.
 
-        Raises InputError, which names the process, if this process or another one already trains
-        the run; NoLocksError if the file system has no locks; and OSError if the folder cannot be
-        written.
+        Raise InputError, which names the process, if one already trains the run; NoLocksError if
+        the file system has no locks; and OSError if the folder cannot be written.
         """
         with _guard:
             key = _key_of(folder)
@@ -176,7 +170,7 @@ class Owner:
             try:
                 beacon = Beacon(folder, key)
             except Taken as taken:
-                raise InputError(_refusal(folder, _name_process(folder, taken.pid))) from None
+                raise InputError(_refusal(folder, _name_process(folder, *taken.args))) from None
             try:
                 fd = _locked_file(folder)
             except BaseException:
@@ -200,25 +194,19 @@ class Owner:
             ) from error
 
     def keep(self) -> None:
-        """Make the lock's file again if it is missing; called at every commit.
-
-        Raises InputError if another process has taken the run, which only the lack of abstract
-        sockets allows.
-        """
+        """Make the lock's file again if it is missing, unless it was taken; at every commit."""
         with _guard:
             if self._released.is_set() or self.process.pid != os.getpid():
                 return
             self._beacon.answer()
             with contextlib.suppress(OSError):  # the store says what is wrong with the folder
-                if _key_of(self._folder) == self._key and not self._has_file():
-                    old, self._fd = self._fd, _locked_file(self._folder)
-                    os.close(old)
-
-    def _has_file(self) -> bool:
-        try:
-            return os.path.samestat((self._folder / FILE).lstat(), os.fstat(self._fd))
-        except FileNotFoundError:
-            return False
+                if _key_of(self._folder) != self._key:
+                    return
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat((self._folder / FILE).lstat(), os.fstat(self._fd)):
+                        return
+                old, self._fd = self._fd, _locked_file(self._folder)
+                os.close(old)
 
     def release(self) -> None:
         """Let other processes train the run. Further calls do nothing."""
@@ -409,23 +397,12 @@ def _name_process(folder: Path, pid: int) -> str:
 def _is_alive(folder: Path, fd: int, *, writable: bool) -> bool:
     """Return whether the process named in the file lives, although its lock is not visible."""
     process = _read_process(fd)
-    return process is not None and (
-        process.is_certainly_alive() or _lives_elsewhere(folder, fd, process, writable=writable)
-    )
-
-
-def _lives_elsewhere(folder: Path, fd: int, process: Process, *, writable: bool) -> bool:
-    """Return whether an owner on another host has renewed the file recently."""
-    if process.host == os.uname().nodename:
-        return False
-    if not is_network_file_system(folder):
+    if process is None or process.is_certainly_alive():
+        return process is not None
+    if process.host == os.uname().nodename or not is_network_file_system(folder):
         return False  # a moved folder: a lock would be visible here
-    return _file_time(folder, writable=writable) - os.fstat(fd).st_mtime < STALE_SECONDS
-
-
-def _file_time(folder: Path, *, writable: bool) -> float:
-    """Return the time of the clock that sets the modification times of the folder's files."""
-    if writable:
+    now = time.time()
+    if writable:  # the clock that sets the modification times of the folder's files
         with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
-            return os.fstat(file.fileno()).st_mtime
-    return time.time()
+            now = os.fstat(file.fileno()).st_mtime
+    return now - os.fstat(fd).st_mtime < STALE_SECONDS  # has it been renewed recently?

@@ -46,8 +46,9 @@ class Recipe:
     @classmethod
     def from_build(cls, build: Callable[..., Any]) -> Recipe:
         takes_trial = getattr(build, "takes_trial", False)
-        hashes = source_hash(build), _file_hash(build)
-        return cls(*_name_of(build), _file(build), *hashes, takes_trial=takes_trial)
+        file = _file(build)
+        hashes = source_hash(build), _hash_of(file)
+        return cls(*_name_of(build), file, *hashes, takes_trial=takes_trial)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Recipe:
@@ -73,12 +74,9 @@ class Recipe:
     def find(self) -> Callable[..., Any]:
         """Import the function again; raise InputError if that fails or its script has changed."""
         if not self.has_name:
-            inside = "<locals>" in self.qualname or "<lambda>" in self.qualname
-            what = (
-                "defined inside a function or as a lambda"
-                if inside
-                else "a partial, a bound method or another object"
-            )
+            what = "a partial, a bound method or another object"
+            if "<locals>" in self.qualname or "<lambda>" in self.qualname:
+                what = "defined inside a function or as a lambda"
             raise InputError(
                 f"this run's build() ({self.name}) was {what}, and cannot be imported again: "
                 f"{_PASS_IT}"
@@ -90,7 +88,11 @@ class Recipe:
         except CerebroError:
             raise
         except (Exception, SystemExit) as error:  # a script may read its arguments, and exit
-            why = _describe_reason(error)
+            why = f"{type(error).__name__}: {text_of(error)}"
+            if isinstance(error, SystemExit):
+                why = f"it ends the process: sys.exit({text_of(error)})"
+            elif isinstance(error, (ImportError, AttributeError, OSError)):  # their texts say it
+                why = text_of(error)
             if self.module == "__main__":
                 raise InputError(f"this run's {self._explain_not_found(why)}") from error
             raise InputError(
@@ -105,7 +107,7 @@ class Recipe:
         what = None
         if self.source_hash is not None and now is not None and now != self.source_hash:
             what = f"the source of build ({self.name})"
-        elif self.file_hash is not None and _file_hash(build) not in (None, self.file_hash):
+        elif self.file_hash is not None and _hash_of(_file(build)) not in (None, self.file_hash):
             what = f"{self.file}, which defines build,"
         if what is not None:
             warnings.warn(f"{what} has changed since the run", stacklevel=find_stacklevel())
@@ -166,19 +168,8 @@ class Recipe:
         return self.qualname.partition(".")[0]
 
 
-def _describe_reason(error: BaseException) -> str:
-    if isinstance(error, SystemExit):
-        return f"it ends the process: sys.exit({text_of(error)})"
-    if isinstance(error, (ImportError, AttributeError, OSError)):  # their texts say it
-        return text_of(error)
-    return f"{type(error).__name__}: {text_of(error)}"
-
-
 def _name_of(build: Any) -> tuple[str, str]:
-    """Return the module and qualified name from which ``build`` can be imported.
-
-    If it cannot be imported, the qualified name is in angle brackets.
-    """
+    """Return the module and qualified name of ``build``, in angle brackets if not importable."""
     while isinstance(build, WrappedBuild):
         build = build.build
     module = sources.module_of(build)
@@ -226,13 +217,11 @@ def import_file(
 ) -> ModuleType:
     """Import a Python file by its path, under ``name``.
 
-    By default, the name is the file's stem or, with relative imports, its dotted name in its
-    package. As for a script, the file's folder is put first on ``sys.path``; so is the folder of
-    its package. A file with the name of a different module, such as ``torch.py``, does not replace
-    that module: it gets a different name, its folder is put last, and workers receive its code.
-
-    A script's import stops at its search if the names in `sought` are then defined. Exceptions of
-    the file are passed on.
+    By default, this is the file's stem or, with relative imports, its dotted name in its package.
+    As for a script, the file's folder is put first on ``sys.path``; so is the folder of its
+    package. A file with the name of a different module, such as ``torch.py``, gets a different
+    name, its folder is put last, and workers receive its code. A script's import stops at its
+    search if the names in `sought` are then defined. Exceptions of the file are passed on.
     """
     file = Path(path).resolve()
     plain_name = name or _name_in_package(file)
@@ -331,10 +320,6 @@ def _file(build: Callable[..., Any]) -> str | None:
     except (OSError, TypeError):  # a class defined in a notebook, or a builtin
         return None
     return None if name is None or name.startswith("<") else str(Path(name).resolve())
-
-
-def _file_hash(build: Callable[..., Any]) -> str | None:
-    return _hash_of(_file(build))
 
 
 def _hash_of(file: str | None) -> str | None:

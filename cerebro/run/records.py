@@ -19,9 +19,7 @@ from cerebro.machine.imports import module_of
 Status = Literal["waiting", "running", "paused", "stopped", "finished", "diverged", "failed"]
 
 OPEN: tuple[Status, ...] = ("waiting", "running", "paused")
-
 ENDED: tuple[Status, ...] = ("stopped", "finished", "diverged", "failed")
-
 NOT_EXACT = "not exact"
 """The kind of an event that names an operation without a deterministic version."""
 
@@ -52,7 +50,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """Describes an exception of the user's code, without the exception object."""
+    """An exception of the user's code."""
 
     bases: tuple[str, ...] = ()
     """The names of the exception's class and its bases, in method resolution order; or empty."""
@@ -74,12 +72,8 @@ class EpochRecord:
     state_file: str | None
 
     def to_history(self) -> dict[str, Any]:
-        return {
-            "epoch": self.epoch,
-            "metrics": dict(self.metrics),
-            "seconds": self.seconds,
-            "state_hash": self.state_hash,
-        }
+        history = {"epoch": self.epoch, "metrics": dict(self.metrics), "seconds": self.seconds}
+        return history | {"state_hash": self.state_hash}
 
 
 @dataclass(slots=True)
@@ -238,7 +232,11 @@ def update_configuration(whole: TrialRecord) -> list[EpochRecord]:
         whole.epochs.append(new[-1])
     whole.target_epochs = whole.folds[0].target_epochs
     culprit = failed_fold(whole.folds)
-    whole.status = _status(whole.folds)
+    present = {fold.status for fold in whole.folds}
+    order: tuple[Status, ...] = ("running", "paused", "waiting", "stopped")
+    whole.status = next((status for status in order if status in present), "finished")
+    if culprit is not None and present <= set(ENDED):
+        whole.status = culprit.status
     whole.resumable = any(fold.resumable for fold in whole.folds)
     whole.error = whole.traceback = None
     whole.raised = NOTHING_RAISED
@@ -254,15 +252,6 @@ def failed_fold(folds: Sequence[TrialRecord]) -> TrialRecord | None:
     """Return the fold that made a configuration fail: the first one in the earliest epoch."""
     failed = [fold for fold in folds if fold.status in ("failed", "diverged")]
     return min(failed, key=lambda fold: fold.done, default=None)
-
-
-def _status(folds: Sequence[TrialRecord]) -> Status:
-    present = {fold.status for fold in folds}
-    culprit = failed_fold(folds)
-    if culprit is not None and present <= set(ENDED):
-        return culprit.status
-    order: tuple[Status, ...] = ("running", "paused", "waiting", "stopped")
-    return next((status for status in order if status in present), "finished")
 
 
 def mean_epoch(folds: Sequence[EpochRecord]) -> EpochRecord:

@@ -1,108 +1,161 @@
-"""Hold the arguments of a search, checked once and written to the run's record."""
+"""Hold the arguments of a search, checked once and written to the run's record.
+
+Arguments that belong together are one object. `cerebro.search` makes each once, and hands it down
+whole, to the workers too. A run's record has all of them in one mapping, by name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from cerebro.arguments import MAX_INT32, check_whole_number
 from cerebro.data import Dataset
-from cerebro.data.order import EpochOrder, Shuffle, make_order
+from cerebro.data.order import Cut, EpochOrder, Shuffle, make_order
 from cerebro.data.validation import Folds
-from cerebro.machine.devices import CPU
+from cerebro.errors import InputError
+from cerebro.machine.devices import CPU, is_gpu
+from cerebro.machine.flags import compute_settings, find_inexact_operation, may_be_inexact
 from cerebro.run.records import Ranking
 from cerebro.searchers.stopping import EarlyStopping
 
-HOOKS = (
-    "on_run_start",
-    "on_trial_start",
-    "on_unit_end",
-    "on_epoch_end",
-    "on_trial_end",
-    "on_run_end",
-)
-
 MAX_THREADS = 4096
-
 MAX_SEED = 2**64 - 1
 
+Group = TypeVar("Group")
+
+
+def read_group(kind: type[Group], record: Mapping[str, Any], **others: Any) -> Group:
+    """Make a group of settings, below, from a run's record and `others`, or raise KeyError."""
+    names = [f.name for f in fields(kind) if f.name not in others]  # type: ignore[arg-type]
+    return kind(**others, **{name: record[name] for name in names})
+
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """The settings of a search that affect training in the workers.
+class Batches:
+    """Which rows are in a batch."""
 
-    `Settings` and `cerebro.worker.messages.RunContext` both have these fields. To add a setting
-    that affects training, add it here and to `cerebro.search`, and nowhere else.
-    """
-
-    seed: int = 0
-    epochs: int = 1
     batch_size: int | None = None
+    """None: each configuration has its own."""
     eval_batch_size: int | None = None
+    """None: that of training."""
     drop_last: bool = False
     shuffle: Shuffle = "rows"
-    """The order of the rows; see `cerebro.data.order`."""
     stagger: bool = True
-    threads: int = 1
-    deterministic: Literal["warn"] | bool = "warn"
-    live_models: int | None = 1
-    unit_timeout: float | None = None
-    """The seconds that a unit may take, for executors that can kill their workers."""
 
-    def order_of(self, train: Dataset) -> EpochOrder:
-        return make_order(train, self.shuffle, self.seed, stagger=self.stagger)
+    def size_of(self, config: Mapping[str, Any]) -> int:
+        """Return the batch size of a configuration or of the search.
 
-    def record_training(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(Training)}
+        Raise InputError unless exactly one of them gives a batch size, and it is valid.
+        """
+        if "batch_size" in config and self.batch_size is not None:
+            raise InputError(
+                "batch_size is given twice, as batch_size= and in the space: leave out one of them"
+            )
+        value = config.get("batch_size", self.batch_size)
+        if value is None:
+            raise InputError("batch_size is missing: give batch_size=, or put it into the space")
+        return check_whole_number("batch_size", value, 1, MAX_INT32)
 
-    @staticmethod
-    def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
-        """Return these settings from a run's record; raise KeyError if one is missing."""
-        return {f.name: record[f.name] for f in fields(Training)}
+    def eval_size_of(self, config: Mapping[str, Any]) -> int:
+        return self.eval_batch_size or self.size_of(config)
+
+    def make_cut(self, config: Mapping[str, Any], accumulate: int = 1) -> Cut:
+        return Cut(self.size_of(config), self.drop_last, accumulate)
+
+    def make_order(self, train: Dataset, seed: int) -> EpochOrder:
+        return make_order(train, self.shuffle, seed, stagger=self.stagger)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Training):
+class Exactness:
+    """What else determines the bits of a trial's states."""
+
+    seed: int = 0
+    threads: int = 1
+    deterministic: Literal["warn"] | bool = "warn"
+
+    def compute_on(self, device: str, *, strict: bool = False) -> Any:
+        """Return a context in which PyTorch computes so; see `compute_settings`."""
+        return compute_settings(self.threads, self.deterministic, device, strict=strict)
+
+    def may_be_inexact_on(self, device: str) -> bool:
+        """Return whether operations without a deterministic version are permitted, and noted."""
+        return may_be_inexact(self.deterministic, device)
+
+    def find_inexact_operation(self, error: BaseException, device: str) -> str | None:
+        """Return the operation that `strict` refused; see `flags.find_inexact_operation`."""
+        return find_inexact_operation(error, self.deterministic, device)
+
+    def varies_on(self, device: str) -> bool:
+        """Return whether operations may differ from run to run, without being noted."""
+        return is_gpu(device) and self.deterministic is False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How far a search goes, and what its workers may take."""
+
+    epochs: int = 1
+    n_trials: int | None = None
+    max_retries: int = 3
+    unit_timeout: float | None = None
+    """The seconds that a unit may take, for executors that can kill their workers."""
+    time_limit: float | None = None
+    live_models: int | None = 1
+    """None: as many as memory allows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """What a search tries, and how it decides."""
+
+    searcher_name: str
+    width: int = 8
+    asynchronous: bool = False
+    stop: EarlyStopping | None = None
+    space: str = ""
+    points: tuple[Mapping[str, Any], ...] = ()
+    space_json: Mapping[str, Any] | None = None
+    """The space, in the form that `cerebro.space.Space.from_json` reads."""
+    searcher_class: Mapping[str, Any] | None = None
+    """How to recreate the searcher; see `cerebro.coordinator.searcher_record`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """The arguments of a search, simulated or not, that decide which trials run and how."""
+
+    ranking: Ranking
+    strategy: Strategy
+    limits: Limits
+    batches: Batches = Batches()
+    exactness: Exactness = Exactness()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(SearchSettings):
     """The arguments of `cerebro.search`; every field is valid."""
 
     build: Callable[..., Any]
     train: Dataset
     validation: Dataset | None
     folds: Folds | None
-    n_trials: int | None
-    metric: str
-    mode: Literal["min", "max"]
-    select: Literal["best", "last"]
-    stop: EarlyStopping | None
-    width: int
     workers: int
-    folder: Path
-    keep: Literal["best", "last", "all"]
-    max_retries: int
-    time_limit: float | None
-    asynchronous: bool = False
-    state_dir: Path
-    callbacks: tuple[Any, ...]
-    progress: Any
-    executor: Any
     devices: tuple[str, ...] = (CPU,)
     """The CPU, or the GPUs, which are assigned to workers in turn."""
-    searcher_name: str = ""
-    space: str = ""
-    points: tuple[Mapping[str, Any], ...] = field(default=())
-    space_json: Mapping[str, Any] | None = None
-    """The space, in the form that `cerebro.space.Space.from_json` reads."""
-    searcher_class: Mapping[str, Any] | None = None
-    """How to recreate the searcher; see `cerebro.coordinator.searcher_record`."""
+    executor: Any
+    folder: Path
+    state_dir: Path
+    keep: Literal["best", "last", "all"]
+    callbacks: tuple[Any, ...]
+    progress: Any
 
     @property
     def validates(self) -> bool:
         return self.validation is not None or self.folds is not None
-
-    @property
-    def ranking(self) -> Ranking:
-        return Ranking(self.metric, self.mode, self.select)
 
     @property
     def trials_each(self) -> int:
@@ -111,10 +164,10 @@ class Settings(Training):
 
     def record(self) -> dict[str, Any]:
         """Return the settings that the run's store keeps: all that affect the trials."""
-        left_out = {
-            "build", "train", "validation", "folds", "stop", "folder", "state_dir", "callbacks",
-            "progress", "executor", "points", "space_json", "searcher_class",
-        }  # fmt: skip
-        names = [f.name for f in fields(self) if f.name not in left_out]
-        record = {name: getattr(self, name) for name in names}
-        return {**record, "stop": None if self.stop is None else asdict(self.stop)}
+        groups = (self.exactness, self.batches, self.limits, self.ranking, self.strategy)
+        record = {name: value for group in groups for name, value in vars(group).items()}
+        for name in ("points", "space_json", "searcher_class"):  # stored beside the settings
+            del record[name]
+        stop = None if self.strategy.stop is None else asdict(self.strategy.stop)
+        own = {"workers": self.workers, "devices": self.devices, "keep": self.keep}
+        return record | own | {"stop": stop}

@@ -35,8 +35,6 @@ _KEPT = re.compile(
 
 _SLOTS = re.compile(r"(\d+)(?:\.moving)?\.(?:a|b|slots)", re.ASCII)
 
-# --- names -------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class KeptState:
@@ -109,17 +107,12 @@ def slots_stem(folder: Path, trial: int) -> Path:
 
 
 def read_claimant(folder: Path) -> str | None:
-    """Return the id of the run that owns a separate folder of slots, or None.
-
-    Raises CorruptDataError or OSError if the claim cannot be read.
-    """
+    """Return the id of the run that owns a separate folder of slots, or None."""
     try:
         return read_bytes(folder / CLAIM, 100).decode("utf-8", "replace")
     except FileNotFoundError:
         return None
 
-
-# --- deleting ----------------------------------------------------------------
 
 HELD = ".mirror-"
 """The prefix of folders that hold states until they are uploaded."""
@@ -149,22 +142,14 @@ def remove_unneeded(
     The run needs the kept states that rows name (`named`), and all files of open trials: one of
     these may belong to an epoch whose row could not be written.
     """
-
-    def is_needed(file: StateFile) -> bool:
-        if file.epoch is None:
-            return file.path.parent != state_dir or is_open.get(file.trial, True)
-        return (
-            file.path.parent != epoch_dir
-            or file.path.name in named
-            or is_open.get(file.trial, False)
-        )
-
     removed = []
     for folder in dict.fromkeys((epoch_dir, state_dir)):
         for file in list(_state_files(folder)):
-            if not is_needed(file):
+            is_slot, name = file.epoch is None, file.path.name
+            is_elsewhere = folder != (state_dir if is_slot else epoch_dir)
+            if not (is_elsewhere or name in named or is_open.get(file.trial, is_slot)):
                 remove_state(file.path)
-                removed.append(file.path.name)
+                removed.append(name)
     return sorted(removed)
 
 
@@ -174,14 +159,8 @@ def remove_held(epoch_dir: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# --- reading and writing -----------------------------------------------------
-
-
 def read_state(kept: KeptState) -> bytes:
-    """Read a kept state, even if it is about to get its final name.
-
-    Raises CorruptDataError if it is missing or damaged.
-    """
+    """Read a kept state, even if it is about to get its final name; raise CorruptDataError."""
     path = Path(kept.file)
     for name in (path, path.with_name(unpublished_name(path.name, kept.state_hash)), path):
         with contextlib.suppress(FileNotFoundError):
@@ -227,17 +206,12 @@ def move_slots(
     _remove_parts(folder, trial, (".b",))
 
 
-# --- verifying slots ---------------------------------------------------------
-
 _ATTEMPTS = 10
 """How often to read slots whose page keeps changing, before they count as in use."""
 
 
 def slot_damage(folder: Path, trial: int) -> tuple[Path, str] | None:
-    """Return the damaged file of a trial's slots and what is wrong with it.
-
-    None if nothing is wrong, or if the slots are gone or keep changing.
-    """
+    """Return the damaged file of a trial's slots and what is wrong; None: nothing is known."""
     stem = slots_stem(folder, trial)
     for _ in range(_ATTEMPTS):
         damage = _core.check_slots(stem)

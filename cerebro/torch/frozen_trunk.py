@@ -219,7 +219,7 @@ def features(
         if not (target / FILE_NAME).exists():
             check_budget(plan.nbytes, limit)
         result = Features(write(plan, target, progress, executor, trunk.threads, room=True))
-    result._take_transforms(images, plan.kept)
+    result.view = result.view.keep_transforms(images.view, plan.kept)
     result._trunk, result.layers, result.same_bits = trunk, dict(trunk.layers), same_bits
     return result
 

@@ -18,7 +18,6 @@ import numpy as np
 
 import cerebro._core as _core
 from cerebro.machine import generators
-from cerebro.machine.devices import is_gpu
 from cerebro.model import (
     BaseModel,
     Unchecked,
@@ -88,7 +87,11 @@ def check_hop(
     try:
         hopped = straight.build_again()
         problems = _find_hop_problems(
-            straight, hopped, packed, not_exact, further=thorough or runner.context.epochs > 1
+            straight,
+            hopped,
+            packed,
+            not_exact,
+            further=thorough or runner.context.limits.epochs > 1,
         )
     except Exception as error:
         if runner.tolerates(error, set(not_exact)):
@@ -144,7 +147,7 @@ def _find_hop_problems(
     hopped.train(1)
     hopped.validate()
     context = straight.runner.context
-    if not_exact or (is_gpu(context.device) and context.deterministic is False):
+    if not_exact or context.exactness.varies_on(context.device):
         return []  # no two runs are equal, so a hop cannot be checked
     if straight.is_of_few_batches:  # nothing was trained after the hop
         problems = _find_problems_after_epoch(straight)
@@ -321,7 +324,7 @@ class _CheckedModel:
         generators.restore(live.generators)
         _, validation = runner.context.views(0)
         if validation is not None:
-            size = runner.loaders.batch_size_of(self._config, training=False)
+            size = runner.context.batches.eval_size_of(self._config)
             loader = runner.loaders.make(live.model, self._config, training=False, trial=0)
             loader.begin([find_first_shards(validation.view.shard_rows, size)], 0, 0, 1)
             with generators.preserve_generators(live.torch, seed=0):

@@ -108,7 +108,7 @@ def describe_environment(runner: UnitRunner) -> dict[str, Any]:
     """
     runner.end_settings()
     device = runner.context.device
-    record = environment.describe(runner.context.threads, device)
+    record = environment.describe(runner.context.exactness.threads, device)
     if is_gpu(device) and "cuda" not in record:
         with contextlib.suppress(DeviceError):
             record |= {"cuda": gpu} if (gpu := cuda.describe_opened()) is not None else {}
@@ -127,7 +127,7 @@ def warm(runner: UnitRunner, task: WarmTask) -> CheckDone:
 def make_shard(runner: UnitRunner, task: ShardTask) -> ShardMade | ShardFailed:
     """Make a shard of a derived dataset; errors are returned, not raised."""
     context = runner.context
-    folder = Path(context.state_dir, shard_folder(task.shard))
+    folder = Path(context.folders.slots, shard_folder(task.shard))
     work: Any = context.build
     try:
         with runner.redirect_output(None):

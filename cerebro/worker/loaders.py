@@ -17,7 +17,6 @@ from cerebro.worker.diagnosis.data import find_not_finite, summarize_texts
 from cerebro.worker.messages import RunContext
 from cerebro.worker.models import (
     Loader,
-    batch_size_of,
     describe_left_out,
     find_fitting_columns,
     make_batches,
@@ -47,11 +46,6 @@ class Loaders:
         self.moved = ""
         """Why PyTorch moves batches to the GPU; empty if they are made there."""
 
-    def batch_size_of(self, config: Mapping[str, Any], *, training: bool) -> int:
-        context = self._context
-        size = 0 if training else context.eval_batch_size
-        return size or batch_size_of(config, context.batch_size)
-
     def make(
         self,
         model: Any,
@@ -63,7 +57,8 @@ class Loaders:
     ) -> Loader:
         """Return a loader of the batches of a trial's model."""
         context = self._context
-        batch_size = self.batch_size_of(config, training=training)
+        batches = context.batches
+        batch_size = batches.size_of(config) if training else batches.eval_size_of(config)
         data = self._data_of(trial, training)
         columns, self.unfit = read_columns(model, data.columns), {}
         if not training and context.folds is None:  # folds are views of the training data
@@ -87,15 +82,15 @@ class Loaders:
                 batch_size,
                 context.device,
                 columns=columns,
-                seed=context.seed,
-                shuffle=training and context.shuffle,
+                seed=context.exactness.seed,
+                shuffle=training and context.batches.shuffle,
                 orders=self._orders,
-                drop_last=training and context.drop_last,
-                threads=context.loader_threads,
+                drop_last=training and context.batches.drop_last,
+                threads=context.share.loader_threads,
                 augment=training,
                 copy=copy,
             )
-            depots.set_limit(loader, context.data_bytes)
+            depots.set_limit(loader, context.share.data_bytes)
             self.moved = self.moved or getattr(loader, "why", "")
         self._kept[key] = loader
         most = MAX_GPU_LOADERS if is_gpu(context.device) else MAX_LOADERS

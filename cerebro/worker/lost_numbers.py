@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import cerebro._core as _core
 from cerebro.machine import generators
-from cerebro.machine.devices import is_gpu
 from cerebro.model import get_whole_pass
 from cerebro.worker.hop_check import are_same, id_of, walk
 from cerebro.worker.messages import Task, Warned
@@ -145,10 +144,10 @@ def _last_part_of(path: str) -> str:
 def _is_comparable(runner: UnitRunner, task: Task, live: LiveModel) -> bool:
     """Return whether continuations are comparable, and whether there is room for one more model."""
     context = runner.context
-    varies = is_gpu(context.device) and context.deterministic is False
+    varies = context.exactness.varies_on(context.device)
     if varies or runner.notes[task.trial].is_inexact:
         return False
-    return 2 * live.held_bytes <= context.live_bytes  # one model more at a time
+    return 2 * live.held_bytes <= context.share.live_bytes  # one model more at a time
 
 
 class _Continued(NamedTuple):

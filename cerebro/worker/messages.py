@@ -19,7 +19,7 @@ from cerebro.machine.environment import hash_seed
 from cerebro.machine.program import Program
 from cerebro.model import Words
 from cerebro.report.findings import Finding
-from cerebro.run.settings import Training
+from cerebro.run.settings import Batches, Exactness, Limits
 from cerebro.run.states import CloneOf, KeptState
 from cerebro.worker.read_names import ReadNames
 
@@ -74,25 +74,41 @@ class UnitSums:
 
 
 @dataclass(frozen=True)
-class RunContext(Training):
-    """The context of a run, which every worker receives once.
+class RunFolders:
+    """The folders into which workers write."""
 
-    ``state_dir`` holds the slots of live trials, ``epoch_dir`` the kept states of finished epochs.
-    """
+    slots: str
+    """For the states of live trials."""
+    states: str
+    """For the kept states of finished epochs."""
+    logs: str
 
-    build: Callable[..., Any]
-    """The user's ``build``; for `ShardTask`, a `cerebro.data.derivation.ShardWork`."""
-    train: Dataset
-    state_dir: str
-    epoch_dir: str
-    log_dir: str
-    validation: Dataset | None = None
-    folds: Folds | None = None
-    """The folds of `train`; if given, `validation` is None."""
+
+@dataclass(frozen=True)
+class WorkerShare:
+    """What a worker may take of its machine."""
+
     loader_threads: int = 0
     live_bytes: int = 0
     data_bytes: int = 0
     """The GPU memory in bytes for the shards that a worker keeps there; 0: half of the memory."""
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The context of a run, which every worker receives once."""
+
+    build: Callable[..., Any]
+    """The user's ``build``; for `ShardTask`, a `cerebro.data.derivation.ShardWork`."""
+    train: Dataset
+    folders: RunFolders
+    validation: Dataset | None = None
+    folds: Folds | None = None
+    """The folds of `train`; if given, `validation` is None."""
+    batches: Batches = field(default_factory=Batches)
+    exactness: Exactness = field(default_factory=Exactness)
+    limits: Limits = field(default_factory=Limits)
+    share: WorkerShare = WorkerShare()
     device: str = "cpu"
     """The models' device as a worker names it; see `cerebro.machine.devices.IN_WORKER`."""
     libraries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -113,7 +129,8 @@ class RunContext(Training):
     @cached_property
     def _orders(self) -> tuple[EpochOrder, ...]:
         folds = 1 if self.folds is None else len(self.folds)
-        return tuple(self.order_of(self.views(fold)[0]) for fold in range(folds))
+        views = (self.views(fold)[0] for fold in range(folds))
+        return tuple(self.batches.make_order(view, self.exactness.seed) for view in views)
 
     def order(self, trial: int = 0) -> EpochOrder:
         """Return the order of the rows on which a trial is trained; all have as many parts."""

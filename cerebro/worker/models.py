@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import cerebro._core as _core
-from cerebro.arguments import MAX_INT32, check_whole_number
 from cerebro.data import Dataset, depots
 from cerebro.data.batches import make_trusted_loader
 from cerebro.data.depots import MovedBatches
@@ -29,7 +28,7 @@ from cerebro.data.validation import UnfitDataError, find_unfit_columns
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.machine import dynamo, flags, generators
 from cerebro.machine.devices import is_gpu, is_short_of_gpu_memory, set_build_device
-from cerebro.machine.flags import TORCH, compute_settings
+from cerebro.machine.flags import TORCH
 from cerebro.machine.guard import guard_trial
 from cerebro.machine.libraries import LIBRARIES
 from cerebro.model import BaseModel, Info, check_model, read_columns
@@ -128,10 +127,10 @@ class LiveModels:
         """Drop the least recently used models; return all trials whose models are gone."""
         context, gone = self._context, sorted(self._untold - {current})
         self._untold.clear()
-        limit = context.live_models
+        limit = context.limits.live_models
         if limit is None:
             most = MAX_LIVE_MODELS_ON_GPU if is_gpu(context.device) else MAX_LIVE_MODELS
-            limit = max(1, min(most, context.live_bytes // self._models[current].held_bytes))
+            limit = max(1, min(most, context.share.live_bytes // self._models[current].held_bytes))
         while len(self._models) > limit:
             gone.append(next(iter(self._models)))
             self.drop(gone[-1])
@@ -165,8 +164,8 @@ def build_model(
         for library, settings in settings_of.items():
             library.begin_build(settings)
         generators.seed_all(info.seed, had_torch)
-        computing = compute_settings(context.threads, context.deterministic, info.device)
-        xla = flags.xla_threads(context.threads)
+        computing = context.exactness.compute_on(info.device)
+        xla = flags.xla_threads(context.exactness.threads)
         model: Any = None
         # A build may fail without the settings of the modules that it has imported before.
         maybe = contextlib.suppress(*[Exception] * (attempt == 1 and bool(changed)))
@@ -262,18 +261,6 @@ def make_info(
         fold=fold,
         steps=() if len(set(steps)) == 1 else tuple(steps),
     )
-
-
-def batch_size_of(config: Mapping[str, Any], default: int | None) -> int:
-    """Return the batch size that the configuration or the search gives, or raise InputError."""
-    if "batch_size" in config and default is not None:
-        raise InputError(
-            "batch_size is given twice, as batch_size= and in the space: leave out one of them"
-        )
-    value = config.get("batch_size", default)
-    if value is None:
-        raise InputError("batch_size is missing: give batch_size=, or put it into the space")
-    return check_whole_number("batch_size", value, 1, MAX_INT32)
 
 
 def batch_device(model: Any, device: str) -> str:

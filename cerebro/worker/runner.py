@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 import cerebro._core as _core
 from cerebro.arguments import MAX_INT32, check_whole_number
 from cerebro.data import depots
-from cerebro.data.order import Cut, mix_in_order
+from cerebro.data.order import mix_in_order
 from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
 from cerebro.machine import device_check, flags, generators, turns
 from cerebro.machine import resources as memory
@@ -122,7 +122,7 @@ class UnitRunner:
         self.context = context
         self.worker = worker
         self.models = LiveModels(context)
-        self.slots = TrialSlots(context.state_dir)
+        self.slots = TrialSlots(context.folders.slots)
         self.loaders = Loaders(context)
         self.notes: defaultdict[int, TrialNotes] = defaultdict(TrialNotes)
         self._beat = beat
@@ -214,7 +214,7 @@ class UnitRunner:
             cause = self.describe_cause(error, strip_study(task.config))
             text = user_errors.traceback_of(error)
         if kind in ("error", "diverged"):
-            append_text(log_path(self.context.log_dir, task.trial), text or cause)
+            append_text(log_path(self.context.folders.logs, task.trial), text or cause)
         return UnitFailed(self.worker, task, kind, cause, text, (task.trial,), bases, place)
 
     def describe_cause(self, error: BaseException, config: Mapping[str, Any]) -> str:
@@ -254,7 +254,7 @@ class UnitRunner:
         after = self._usage = memory.read_usage()
         file = None
         if metrics is not None:
-            file = self.slots.save(task, self.context.epoch_dir, state_hash)
+            file = self.slots.save(task, self.context.folders.states, state_hash)
         grown = growth.measure_unexplained(
             unit.before, after, loaded=unit.loaded, state_bytes=live.state_bytes
         )
@@ -342,7 +342,7 @@ class UnitRunner:
         structure = models.describe_structure(tree["model"])
         last, live.structure = live.structure, structure
         notes = self.notes[task.trial]
-        has_room = 2 * live.held_bytes <= self.context.live_bytes
+        has_room = 2 * live.held_bytes <= self.context.share.live_bytes
         if last in (None, structure) or notes.tries >= MAX_TRIES or not has_room:
             return False
         notes.tries += 1
@@ -381,13 +381,13 @@ class UnitRunner:
             f"epoch {task.epoch}, unit {task.step}: the unit ran again with ordinary steps, and so "
             f"does the rest of the trial, because a recorded step is wrong: {error}"
         )
-        append_text(log_path(self.context.log_dir, task.trial), text)
+        append_text(log_path(self.context.folders.logs, task.trial), text)
         return text
 
     def _train(self, live: LiveModel, task: Task) -> UnitSums:
         order = self.context.order(task.trial)
         accumulate = live.model.accumulate if hasattr(live.model, "begin_unit") else 1
-        cut = self._make_cut(
+        cut = self.context.batches.make_cut(
             task.config, check_whole_number("accumulate", accumulate, 1, MAX_INT32)
         )
         part = order.part(task.part, task.epoch, cut)
@@ -422,7 +422,7 @@ class UnitRunner:
         loader = self.loaders.make(live.model, task.config, training=False, trial=task.trial)
         loader.begin(mix_in_order(validation), 0)
         depots.tell_first_note(loader)
-        seed = evaluation_seed(self.context.seed, task.trial, task.epoch)
+        seed = evaluation_seed(self.context.exactness.seed, task.trial, task.epoch)
         with generators.preserve_generators(live.torch, seed):
             device = self.device_of(live.model)
             with replay_recorded_steps(live.model, training=False):
@@ -501,8 +501,8 @@ class UnitRunner:
             context.views(trial)[0],
             context.order(trial),
             trial=trial,
-            epochs=context.epochs if epochs is None else epochs,
-            cut=self._make_cut(config),
+            epochs=context.limits.epochs if epochs is None else epochs,
+            cut=context.batches.make_cut(config),
             fold=context.fold_of(trial),
             device=context.device,
         )
@@ -580,10 +580,6 @@ class UnitRunner:
         if is_gpu(self.context.device):
             DROPPED.free(all_sizes=True)
 
-    def _make_cut(self, config: Mapping[str, Any], accumulate: int = 1) -> Cut:
-        size = self.loaders.batch_size_of(config, training=True)
-        return Cut(size, self.context.drop_last, accumulate)
-
     def device_of(self, model: Any) -> str:
         """Return the device of a model's batches and metrics: for PyTorch, the run's device."""
         return models.batch_device(model, self.context.device)
@@ -597,9 +593,8 @@ class UnitRunner:
         With `strict`, such an operation raises an error for `tolerates`.
         """
         context = self.context
-        choice = context.deterministic, context.device
-        with flags.compute_settings(context.threads, *choice, strict=strict):
-            if not flags.may_be_inexact(*choice):
+        with context.exactness.compute_on(context.device, strict=strict):
+            if not context.exactness.may_be_inexact_on(context.device):
                 yield
                 return
             with flags.note_operations(set() if not_exact is None else not_exact):
@@ -607,7 +602,7 @@ class UnitRunner:
 
     def tolerates(self, error: BaseException, not_exact: set[str]) -> bool:
         """Return whether the work may run again without `strict`; add the operation's name."""
-        name = flags.find_inexact_operation(error, self.context.deterministic, self.context.device)
+        name = self.context.exactness.find_inexact_operation(error, self.context.device)
         if name is not None:
             not_exact.add(name)
         return name is not None
@@ -653,7 +648,7 @@ class UnitRunner:
     @contextlib.contextmanager
     def redirect_output(self, trial: int | None) -> Iterator[None]:
         """Redirect output to the trial's log; without a trial, discard it."""
-        path = log_path(self.context.log_dir, trial)
+        path = log_path(self.context.folders.logs, trial)
         with redirect_descriptors(path) if self._own_process else redirect_streams(path):
             yield
 

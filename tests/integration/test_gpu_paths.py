@@ -15,10 +15,11 @@ import pytest
 import cerebro
 from cerebro.data import batches, depots
 from cerebro.data.depots import MovedBatches
+from cerebro.run.settings import Batches, Exactness, Limits
 from cerebro.worker import evaluate as device_values
 from cerebro.worker import jobs
 from cerebro.worker import state_arena as device_states
-from cerebro.worker.messages import CheckTask, RunContext, Task, UnitDone
+from cerebro.worker.messages import CheckTask, RunContext, RunFolders, Task, UnitDone
 from cerebro.worker.runner import UnitRunner
 
 torch = pytest.importorskip("torch")
@@ -56,8 +57,8 @@ def context(tmp_path):
     train, valid = data.split(0.8, 0.2)
     folder = str(tmp_path)
     return RunContext(
-        build=build, train=train, validation=valid, batch_size=8, epochs=EPOCHS, live_models=1,
-        state_dir=folder, epoch_dir=folder, log_dir=folder,
+        build=build, train=train, validation=valid, folders=RunFolders(folder, folder, folder),
+        batches=Batches(batch_size=8), limits=Limits(epochs=EPOCHS),
     )  # fmt: skip
 
 
@@ -87,8 +88,8 @@ def host_as_gpu(monkeypatch):
 def train(context, folder):
     """Two trials, unit by unit in turn by a worker that keeps one model; the hashes and sums."""
     folder.mkdir()
-    places = {name: str(folder) for name in ("state_dir", "epoch_dir", "log_dir")}
-    runner = UnitRunner(replace(context, **places), worker=0)
+    folders = RunFolders(*[str(folder)] * 3)
+    runner = UnitRunner(replace(context, folders=folders), worker=0)
     found, dispatch = [], 0
     for position in range(EPOCHS * (SHARDS + 1)):
         epoch, step = divmod(position, SHARDS + 1)
@@ -180,18 +181,19 @@ def varying(operation):
 
 
 @pytest.mark.parametrize(
-    ("device", "options", "operation", "fine"),
+    ("device", "deterministic", "operation", "fine"),
     [
-        ("cpu", {}, True, False),
-        ("cuda:0", {}, True, True),  # the trials will be marked
-        ("cuda:0", {}, False, False),
-        ("cuda:0", {"deterministic": False}, False, True),
+        ("cpu", "warn", True, False),
+        ("cuda:0", "warn", True, True),  # the trials will be marked
+        ("cuda:0", "warn", False, False),
+        ("cuda:0", False, False, True),
     ],
 )
 def test_the_check_reports_unexplained_nondeterminism(
-    context, host_as_gpu, device, options, operation, fine
+    context, host_as_gpu, device, deterministic, operation, fine
 ):
-    the_context = replace(context, device=device, build=varying(operation), **options)
+    exactness = Exactness(deterministic=deterministic)
+    the_context = replace(context, device=device, build=varying(operation), exactness=exactness)
     found = jobs.check(UnitRunner(the_context, worker=0), CheckTask({"lr": 0.01}))
     assert found.error is None
     assert (found.problems == ()) is fine

@@ -143,7 +143,7 @@ def test_memory_does_not_grow_with_the_number_of_trials(data, tmp_path, searcher
     assert len(coordinator.trials) <= 23  # in advance, and the first three
     assert len(coordinator._trials) == 400
     assert not coordinator._trials.states._kept.keys() - coordinator.trials.keys()
-    assert not coordinator._growth._trials.keys() - coordinator.trials.keys()
+    assert not coordinator.events._growth._trials.keys() - coordinator.trials.keys()
     assert [t.status for t in result.trials] == ["finished"] * 400
     assert coordinator.snapshot().share_done == 1.0
 

@@ -16,7 +16,15 @@ import cerebro
 from cerebro.coordinator import coordinator
 from cerebro.executors.local import LocalExecutor
 from cerebro.machine.program import NONE
-from cerebro.worker.messages import RunContext, Task, UnitDone, UnitFailed, WorkerLost
+from cerebro.run.settings import Batches, Limits
+from cerebro.worker.messages import (
+    RunContext,
+    RunFolders,
+    Task,
+    UnitDone,
+    UnitFailed,
+    WorkerLost,
+)
 
 SHARDS = 6
 PATIENCE = 30.0
@@ -78,8 +86,8 @@ def context(tmp_path: Path, data: Any) -> RunContext:
         (tmp_path / name).mkdir()
     states = str(tmp_path / "states")
     return RunContext(
-        *(build, data, states, states, str(tmp_path / "trials")),
-        batch_size=8,
+        *(build, data, RunFolders(states, states, str(tmp_path / "trials"))),
+        batches=Batches(batch_size=8),
         program=NONE,  # the sources of all tests do not fit into a socket at once
     )
 
@@ -138,7 +146,7 @@ def test_queued_units_give_the_same_states_as_submitted_ones(executor, context):
     executor.queue(0, unit(1, after=0))
     queued = [event.state.hash for event in events_of(executor, 2)]
     executor.close(kill=True)
-    for file in Path(context.state_dir).iterdir():
+    for file in Path(context.folders.slots).iterdir():
         file.unlink()
     assert executor.start(context) == [1]
     for position in range(2):
@@ -210,7 +218,7 @@ def test_a_queued_unit_commits_only_after_the_previous_result_is_received(execut
 def test_a_unit_whose_result_is_unread_does_not_time_out(context, tmp_path):
     """The coordinator may be in a callback meanwhile."""
     executor = LocalExecutor(1, 1, fresh=True)
-    executor.start(replace(context, unit_timeout=0.5))
+    executor.start(replace(context, limits=Limits(unit_timeout=0.5)))
     try:
         executor.submit(0, unit(0))
         executor.queue(0, unit(1, after=0))

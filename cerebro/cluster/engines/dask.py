@@ -77,7 +77,7 @@ class Executor(EngineExecutor):
         if self._client.status != "running":
             raise InputError(f"the Dask client is {self._client.status}: give a connected one")
         share = self._find_gpu_share(context)
-        return LongTasks(self._client, self.workers, context.threads, share)
+        return LongTasks(self._client, self.workers, context.exactness.threads, share)
 
     def _choose_addresses(self) -> tuple[str, int, str]:
         way, _, rest = self._client.scheduler.address.partition("://")

@@ -96,7 +96,7 @@ class Executor(EngineExecutor):
     def _make_engine(self, context: RunContext) -> PlainStage:
         running, share = self._get_running_context(), self._find_gpu_share(context)
         if self._profile is None:
-            profile = _make_profile(running, context.threads, share)
+            profile = _make_profile(running, context.exactness.threads, share)
         else:
             profile = _register_profile(running, self._profile)
         return PlainStage(running, self.workers, profile, on_gpus=share > 0)

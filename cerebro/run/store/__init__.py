@@ -44,26 +44,8 @@ from cerebro.run.store.schema import (
 from cerebro.run.store.writing import Store
 
 __all__ = [
-    "FILE",
-    "PARTS",
-    "SCHEMA_VERSION",
-    "LastDecision",
-    "OtherVersionError",
-    "Store",
-    "check_meta",
-    "check_rows",
-    "check_whole_store",
-    "count_decisions",
-    "decode",
-    "default_run_path",
-    "encode",
-    "read_clock",
-    "read_decisions",
-    "read_last_decisions",
-    "read_meta",
-    "read_ranking",
-    "read_trials",
-    "read_unit_seconds",
-    "reader",
-    "unused_folder",
-]
+    "FILE", "PARTS", "SCHEMA_VERSION", "LastDecision", "OtherVersionError", "Store", "check_meta",
+    "check_rows", "check_whole_store", "count_decisions", "decode", "default_run_path", "encode",
+    "read_clock", "read_decisions", "read_last_decisions", "read_meta", "read_ranking",
+    "read_trials", "read_unit_seconds", "reader", "unused_folder",
+]  # fmt: skip

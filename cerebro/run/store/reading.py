@@ -22,27 +22,15 @@ from cerebro.run.store.checking import (
     check_tables,
     defend_connection,
 )
-from cerebro.run.store.schema import (
-    BUSY_SECONDS,
-    FILE,
-    check_version,
-    decode,
-    decode_raised,
-    store_of,
-)
+from cerebro.run.store.schema import FILE, check_version, connect, decode, decode_raised, store_of
 
 READ_AT_ONCE = 500
 """The most trials that one query selects by number."""
 
 _UNREADABLE = (
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
+    ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError,
     StopIteration,
-)
+)  # fmt: skip
 """The exceptions that using a damaged row may raise."""
 
 
@@ -50,9 +38,8 @@ _UNREADABLE = (
 def reader(folder: Path) -> Iterator[sqlite3.Connection]:
     """Open a run's store for reading, also while the run is live; all reads see the same snapshot.
 
-    Close the connection soon: while it is open, the writer cannot restart its log. Raises
-    InputError if the folder holds no run, and CorruptDataError if the file is not a store of the
-    version that this Cerebro reads.
+    Close it soon: while it is open, the writer cannot restart its log. Raise InputError if the
+    folder holds no run, and CorruptDataError if the file is not a store of this version.
     """
     file = store_of(folder)
     try:
@@ -81,8 +68,7 @@ def _open_store(file: Path) -> sqlite3.Connection:
 
 
 def _begin_snapshot(file: Path, access: str) -> sqlite3.Connection:
-    uri = f"{file.resolve().as_uri()}?{access}"
-    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)
+    connection = connect(file, access)
     try:
         connection.row_factory = sqlite3.Row
         defend_connection(connection)
@@ -96,23 +82,16 @@ def _begin_snapshot(file: Path, access: str) -> sqlite3.Connection:
 
 
 def _choose_access(file: Path) -> str:
-    """Return the mode in which to open a store: read-only if possible.
-
-    If a log exists, the last reader to close a writable store would copy a dead run's log into the
-    file. Without a log, SQLite needs write access to use the log of a writer that starts, or to
-    roll back the journal of a writer that died. In a folder that cannot be written, SQLite must not
-    look for either.
-    """
+    """Return the mode in which to open a store: read-only if possible."""
     if file.with_name(FILE + "-wal").exists():
-        return "mode=ro"
+        return "mode=ro"  # a writable reader that closes last would copy a dead run's log
+    # Without a log, SQLite needs write access to use the log of a writer that starts, or to roll
+    # back the journal of a writer that died. Where it cannot write, it must not look for either.
     return "mode=rw" if os.access(file.parent, os.W_OK) else "mode=ro&immutable=1"
 
 
 def check_whole_store(folder: Path) -> None:
-    """Check an entire store, including the parts that readers do not use, before resuming its run.
-
-    Raises InputError if the folder holds no run, and CorruptDataError if SQLite finds damage.
-    """
+    """Raise CorruptDataError if SQLite finds damage in a store, before its run is resumed."""
     with reader(folder) as connection:
         (text,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if text != "ok":
@@ -147,10 +126,7 @@ def read_trials(
 def _read_some(
     connection: sqlite3.Connection, of_trials: str, of_others: str
 ) -> dict[int, TrialRecord]:
-    """Read some trials with their epochs and metrics.
-
-    The SQL condition `of_trials` selects them in the table ``trials``, `of_others` in the others.
-    """
+    """Read the trials that an SQL condition selects in the table ``trials``, and in the others."""
     records = {record.number: record for record in _read_trial_rows(connection, of_trials)}
     for trial, position, epochs in read_extensions(connection, of_others):
         records[trial].extensions += ((position, epochs),)
@@ -208,10 +184,10 @@ def _epoch_of(record: TrialRecord, epoch: int) -> EpochRecord:
     epochs = record.epochs
     if epoch < len(epochs) and epochs[epoch].epoch == epoch:
         return epochs[epoch]
-    for candidate in epochs:
-        if candidate.epoch == epoch:
-            return candidate
-    raise LookupError(f"trial {record.number} has metrics of epoch {epoch}, which has no row")
+    found = [candidate for candidate in epochs if candidate.epoch == epoch]
+    if not found:
+        raise LookupError(f"trial {record.number} has metrics of epoch {epoch}, which has no row")
+    return found[0]
 
 
 @dataclass
@@ -237,10 +213,7 @@ def read_last_decisions(connection: sqlite3.Connection) -> dict[int, LastDecisio
 
 
 def read_decisions(connection: sqlite3.Connection, after: int = 0) -> list[tuple[Any, ...]]:
-    """Read an adaptive searcher's decisions and suggestions, in order, without the first `after`.
-
-    Each row has the trial, the epoch, the decision, and the target epochs of a suggestion.
-    """
+    """Read trial, epoch, decision and target epochs of decisions, without the first `after`."""
     sql = "SELECT trial, epoch, decision, epochs FROM decisions ORDER BY id LIMIT -1 OFFSET ?"
     return [tuple(row) for row in connection.execute(sql, (after,))]
 

@@ -1,7 +1,6 @@
 """Define the tables of a run store, its version, its files and how values are encoded.
 
-SQLite's ``user_version`` holds the store's version. A store of any version but `SCHEMA_VERSION` is
-refused.
+A store whose version, SQLite's ``user_version``, is not `SCHEMA_VERSION` is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from cerebro.machine.installation import explain_other_version
 from cerebro.run.records import NOTHING_RAISED, Raised
 
 SCHEMA_VERSION = 5
-
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE trials (
@@ -89,6 +87,13 @@ CREATE TABLE extensions (
 """
 
 
+def connect(file: Path, access: str, **options: Any) -> sqlite3.Connection:
+    """Open a store with the `access` of an SQLite URI, such as ``mode=ro``."""
+    uri = f"{file.resolve().as_uri()}?{access}"
+    opened: sqlite3.Connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, **options)
+    return opened
+
+
 class OtherVersionError(CorruptDataError):
     """A store is intact, but not of the version that this Cerebro reads."""
 
@@ -108,7 +113,6 @@ def check_version(connection: sqlite3.Connection, file: Path) -> None:
 
 
 FILE = "run.sqlite"
-
 BUSY_SECONDS = 60.0
 """How long commits and readers wait for each other; they do so only without WAL."""
 
@@ -119,23 +123,16 @@ FILES = (FILE, *(FILE + end for end in ("-wal", "-shm", "-journal", ".new")), "o
 """The files in a run's folder that are opened, or created if they are missing."""
 
 
-def check_is_plain(folder: Path) -> None:
-    """Raise CorruptDataError if an entry in a run's folder is a symbolic link.
+def store_of(folder: Path) -> Path:
+    """Return the file of a run's store.
 
-    Writing to a run must not change a file elsewhere. The path to the folder may contain links.
+    Raise InputError if the folder holds no run, and CorruptDataError if an entry is a symbolic
+    link: writing to a run must not change a file elsewhere. The folder's own path may have links.
     """
     for name in PARTS:
         check_folder(folder / name)
     for name in FILES:
         check_no_link(folder / name)
-
-
-def store_of(folder: Path) -> Path:
-    """Return the file of a run's store.
-
-    Raises InputError if the folder holds no run, CorruptDataError if an entry is a symbolic link.
-    """
-    check_is_plain(folder)
     if not (folder / FILE).exists():
         lacks = f"it has no {FILE}" if folder.exists() else "there is no such folder"
         raise InputError(

@@ -8,7 +8,6 @@ SQLite gets all rows of a table in one call.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from typing import Any
 
 from cerebro.machine import durable
@@ -17,6 +16,11 @@ from cerebro.run.store.schema import escape_surrogates
 
 Files = tuple[str, str]
 """The temporary and the final path of a state."""
+
+UNIT_COLUMNS = (
+    "trial", "epoch", "step", "part", "worker", "attempt", "started", "seconds", "rows", "batches",
+    "hopped", "state_bytes",
+)  # fmt: skip
 
 _TRIALS = "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _STATUS = (
@@ -45,69 +49,37 @@ class Transaction:
         self._retired: dict[tuple[int, int], str] = {}
         self._unwanted: list[str] = []
 
-    # --- gathering -------------------------------------------------------
-
     def set_meta(self, key: str, value: str) -> None:
         self._meta[key] = value
 
-    def add_trial(
-        self,
-        number: int,
-        config: str,
-        status: str,
-        epochs: int,
-        parent: int | None,
-        parent_epoch: int | None,
-    ) -> None:
-        self._trials[number] = [
-            number,
-            config,
-            status,
-            epochs,
-            parent,
-            None,
-            None,
-            0,
-            parent_epoch,
-            None,
-        ]
+    def add_trial(self, number: int, *columns: Any) -> None:
+        """Add a trial: its configuration, status, epochs, parent and parent's epoch."""
+        *before_error, parent_epoch = columns
+        self._trials[number] = [number, *before_error, None, None, 0, parent_epoch, None]
 
-    def set_status(
-        self,
-        number: int,
-        status: str,
-        error: str | None,
-        traceback: str | None,
-        resumable: int,
-        raised: str | None = None,
-    ) -> None:
+    def set_status(self, number: int, status: str, *columns: Any) -> None:
+        """Set a trial's status, error, traceback, whether it is resumable, and what was raised."""
         row = self._trials.get(number)
         if row is None:
-            self._status[number] = (status, error, traceback, resumable, raised, number)
+            self._status[number] = (status, *columns, number)
         else:
-            row[2], row[5:8], row[9] = status, (error, traceback, resumable), raised
+            row[2], row[5:8], row[9] = status, columns[:3], columns[3]
 
     def add_unit(self, *values: Any) -> None:
         self._units.append(values)
 
     def add_epoch(
-        self,
-        trial: int,
-        epoch: int,
-        metrics: dict[str, float],
-        seconds: float,
-        state_hash: str,
-        state_file: str | None,
-        files: Files | None,
+        self, trial: int, epoch: int, metrics: dict[str, float], columns: Any, files: Files | None
     ) -> None:
+        """Add an epoch: its seconds, state's hash and file, and the state's files to publish."""
         self._retired.pop((trial, epoch), None)  # an earlier process retired it; now trained again
-        self._epochs[trial, epoch] = (seconds, state_hash, state_file)
+        self._epochs[trial, epoch] = columns
+        names = map(escape_surrogates, metrics)
         self._metrics += [
-            (trial, epoch, escape_surrogates(name), value) for name, value in metrics.items()
+            (trial, epoch, *item) for item in zip(names, metrics.values(), strict=True)
         ]
         if files is not None:
-            temporary, final = files
-            self._publish[final] = temporary
+            self._publish[files[1]] = files[0]
 
     def retire_state(self, trial: int, epoch: int, file: str) -> None:
         row = self._epochs.get((trial, epoch))
@@ -121,8 +93,6 @@ class Transaction:
         """Add a statement; these statements run in order after all other rows."""
         self._others.append((sql, values))
 
-    # --- writing ---------------------------------------------------------
-
     def publish_states(self) -> None:
         """Make states durable; rows may then name them."""
         if self._publish:
@@ -130,27 +100,23 @@ class Transaction:
 
     def write_rows(self, connection: sqlite3.Connection) -> None:
         """Commit the rows, all or none."""
-        statements = list(self._statements())
-        if statements:
-            with connection:
-                for sql, rows in statements:
-                    connection.executemany(sql, rows)
-
-    def remove_states(self) -> None:
-        """Delete states that no row names any more."""
-        for file in (*self._retired.values(), *self._unwanted):
-            remove_state(file)
-
-    def _statements(self) -> Iterator[tuple[str, list[Any]]]:
-        epochs = [(*key, *values) for key, values in self._epochs.items()]
         tables: list[tuple[str, list[Any]]] = [
             (_TRIALS, list(self._trials.values())),
             (_STATUS, list(self._status.values())),
-            (_EPOCHS, epochs),
+            (_EPOCHS, [(*key, *values) for key, values in self._epochs.items()]),
             (_METRICS, self._metrics),
             (_RETIRE, list(self._retired)),
             (_UNITS, self._units),
             *((sql, [values]) for sql, values in self._others),
             (_META, list(self._meta.items())),
         ]
-        return (table for table in tables if table[1])
+        if any(rows for _, rows in tables):
+            with connection:
+                for sql, rows in tables:
+                    if rows:
+                        connection.executemany(sql, rows)
+
+    def remove_states(self) -> None:
+        """Delete states that no row names any more."""
+        for file in (*self._retired.values(), *self._unwanted):
+            remove_state(file)

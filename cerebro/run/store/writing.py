@@ -1,9 +1,8 @@
 """Write a run's store: with one thread, many rows per transaction, and a short log.
 
-Rows are queued for a writing thread. It publishes the states that the rows name, and commits all
-pending rows; training waits only when the thread is far behind. Rows queued as a group are
-committed together. After the first failure nothing more is written. The run keeps the rows that
-were committed before; a commit that failed in its last step may appear later, complete. Only a
+A thread publishes the states that queued rows name, and commits all pending rows; training waits
+only when it is far behind. Rows queued as a group are committed together. After the first failure
+nothing more is written; a commit that failed in its last step may appear later, complete. Only a
 store that is removed while it is open is written again (`OpenFile`): an open file keeps its rows
 until it is closed, but SQLite does not notice that its file or its log was deleted, and would
 commit to files that no path leads to.
@@ -25,13 +24,14 @@ from typing import Any
 from cerebro.arguments import find_stacklevel
 from cerebro.errors import CorruptDataError, text_of
 from cerebro.machine import durable
-from cerebro.run.records import NOTHING_RAISED, Raised
+from cerebro.run.records import EpochRecord, TrialRecord
 from cerebro.run.store.schema import (
     BUSY_SECONDS,
     FILE,
     SCHEMA,
     SCHEMA_VERSION,
     check_version,
+    connect,
     encode,
     encode_raised,
     escape_surrogates,
@@ -39,7 +39,7 @@ from cerebro.run.store.schema import (
     store_of,
     unused_folder,
 )
-from cerebro.run.store.transaction import Files, Transaction
+from cerebro.run.store.transaction import UNIT_COLUMNS, Transaction
 
 LOGS = ("-wal", "-shm", "-journal")
 EVENT = "store put back"
@@ -56,8 +56,7 @@ class OpenFile:
         self._connect()
 
     def _connect(self) -> None:
-        uri = f"{self._file.as_uri()}?mode=rw"  # never a new, empty file
-        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)
+        connection = connect(self._file, "mode=rw")  # never a new, empty file
         try:
             connection.execute(f"PRAGMA journal_mode = {journal_mode(self._folder)}")
             connection.execute("PRAGMA synchronous = FULL")
@@ -78,8 +77,8 @@ class OpenFile:
     def put_back(self) -> str | None:
         """Write the store again if it, or its log, was removed or replaced; return a message.
 
-        Call this between transactions. Returns None if nothing was lost, or if the folder itself is
-        gone or renamed. Raises OSError or sqlite3.Error if the store cannot be written.
+        Call this between transactions. Return None if nothing was lost, or if the folder itself is
+        gone or renamed. Raise OSError or sqlite3.Error if the store cannot be written.
         """
         identities = {path: _identify_file(path) for path in self._parts}
         if identities == self._parts or identities[self._folder] != self._parts[self._folder]:
@@ -142,7 +141,6 @@ MAX_ROWS = 10_000
 """The most rows in a transaction, and the most pending rows; beyond it, adding a row blocks."""
 
 MAX_STATE_BYTES = 1 << 30
-
 MIN_STATES = 4
 """How many states may always be pending; more may be, up to `MAX_STATE_BYTES` together."""
 
@@ -232,18 +230,14 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path) -> Store:
-        """Open the store of an earlier run for writing.
+        """Open the store of an earlier run, which the caller must own, for writing.
 
-        The caller must own the run: two writers would alternate instead of failing. Raises
-        InputError if the folder holds no run, CorruptDataError if the file is not a store of the
-        version that this Cerebro reads, and OSError if it cannot be written.
+        Raise InputError if the folder holds no run, CorruptDataError if the file is not a store of
+        the version that this Cerebro reads, and OSError if it cannot be written.
         """
         file = store_of(folder)
-        uri = f"{file.resolve().as_uri()}?mode=rw"
         try:
-            with contextlib.closing(
-                sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
-            ) as connection:
+            with contextlib.closing(connect(file, "mode=rw", isolation_level=None)) as connection:
                 connection.execute("PRAGMA synchronous = FULL")
                 check_version(connection, file)
         except sqlite3.OperationalError as error:
@@ -256,10 +250,7 @@ class Store:
 
     @contextlib.contextmanager
     def group(self) -> Iterator[None]:
-        """Commit either all rows added in the block or none of them.
-
-        A block that raises adds nothing; a nested block belongs to the outer one.
-        """
+        """Commit either all rows added in the block, or in blocks within it, or none of them."""
         if self._group is not None:
             yield
             return
@@ -276,94 +267,37 @@ class Store:
         self._put(Transaction.set_meta, key, text)
         return len(text)
 
-    def add_trial(
-        self,
-        number: int,
-        config: Any,
-        status: str,
-        epochs: int,
-        parent: int | None,
-        parent_epoch: int | None = None,
-    ) -> None:
+    def add_trial(self, trial: TrialRecord) -> None:
         """Record a new trial; for a clone, also the parent trial and epoch from which it began."""
-        self._put(
-            Transaction.add_trial, number, encode(config), status, epochs, parent, parent_epoch
-        )
+        parent, epoch = trial.parent, trial.parent_epoch
+        row = trial.number, encode(trial.config), trial.status, trial.target_epochs, parent, epoch
+        self._put(Transaction.add_trial, *row)
 
-    def set_status(
-        self,
-        number: int,
-        status: str,
-        error: str = "",
-        traceback: str = "",
-        *,
-        resumable: bool = False,
-        raised: Raised = NOTHING_RAISED,
-    ) -> None:
+    def set_status(self, trial: TrialRecord) -> None:
         """Record a trial's status; `resumable` means that the run left the trial unfinished."""
-        texts = escape_surrogates(error) or None, escape_surrogates(traceback) or None
-        self._put(
-            Transaction.set_status, number, status, *texts, int(resumable), encode_raised(raised)
-        )
+        texts = [escape_surrogates(text) or None for text in (trial.error, trial.traceback)]
+        row = trial.number, trial.status, *texts, int(trial.resumable), encode_raised(trial.raised)
+        self._put(Transaction.set_status, *row)
 
     def set_epochs(self, number: int, epochs: int) -> None:
         self.execute("UPDATE trials SET epochs = ? WHERE number = ?", epochs, number)
 
-    def add_unit(
-        self,
-        *,
-        trial: int,
-        epoch: int,
-        step: int,
-        part: int,
-        worker: int,
-        attempt: int,
-        started: float,
-        seconds: float,
-        rows: int,
-        batches: int,
-        hopped: bool,
-        state_bytes: int,
-    ) -> None:
-        self._put(
-            Transaction.add_unit,
-            trial,
-            epoch,
-            step,
-            part,
-            worker,
-            attempt,
-            started,
-            seconds,
-            rows,
-            batches,
-            int(hopped),
-            state_bytes,
-        )
+    def add_unit(self, **columns: Any) -> None:
+        """Record a unit, with a value for each of `UNIT_COLUMNS`."""
+        self._put(Transaction.add_unit, *[columns[name] for name in UNIT_COLUMNS])
 
     def add_epoch(
-        self,
-        trial: int,
-        epoch: int,
-        metrics: dict[str, float],
-        seconds: float,
-        state_hash: str,
-        state_file: str | None,
-        publish: tuple[str | Path, str | Path] | None,
+        self, trial: int, epoch: EpochRecord, publish: tuple[str | Path, str | Path] | None
     ) -> None:
         """Record a finished epoch once its state is durable under its final name.
 
-        `state_file` is the state's name in ``states/``, `publish` its temporary and final path. An
-        epoch that was trained again, from the durable state before it, replaces the first one.
+        `publish` has the state's temporary and final path. An epoch that was trained again, from
+        the durable state before it, replaces the first one.
         """
-        files: Files | None = None
-        if publish is not None:
-            files = (os.fspath(publish[0]), os.fspath(publish[1]))
-        values = (trial, epoch, metrics, seconds, state_hash, state_file, files)
-        if files is None:
-            self._put(Transaction.add_epoch, *values)
-        else:
-            self._hand_over(Group([(Transaction.add_epoch, values)], 1, size_of(files[0])))
+        files = None if publish is None else (os.fspath(publish[0]), os.fspath(publish[1]))
+        columns = epoch.seconds, epoch.state_hash, epoch.state_file
+        row = Transaction.add_epoch, (trial, epoch.epoch, epoch.metrics, columns, files)
+        self._hand_over(Group([row]) if files is None else Group([row], 1, size_of(files[0])))
 
     def retire_state(self, trial: int, epoch: int, file: str | Path) -> None:
         """Forget a kept state, then delete its file."""
@@ -479,8 +413,7 @@ class Store:
     def _put_back(self, file: OpenFile) -> bool:
         """Write the store again if it was removed; return whether it was."""
         news = file.put_back()
-        if news is not None:
-            self._news.append(news)
+        self._news += [] if news is None else [news]
         return news is not None
 
     def _commit(self, file: OpenFile, items: list[Item]) -> bool:
@@ -536,11 +469,10 @@ PATIENCE_SECONDS = 1.0
 class LogSize:
     """Keeps the log of one connection short.
 
-    Every 1000 pages SQLite copies the log into the file (a checkpoint). It restarts the log once
-    all pages are copied and no reader uses it, which readers that overlap without a gap would
-    prevent forever. So when the log is long, `check` requests a restart, which makes new readers
-    use the file, and waits a moment for the remaining readers. Only a reader that holds a snapshot
-    for long lets the log grow.
+    SQLite restarts the log once all its pages are copied into the file (a checkpoint) and no reader
+    uses it, which readers that overlap without a gap would prevent forever. So when the log is
+    long, `check` requests a restart, which makes new readers use the file, and waits a moment for
+    the others. Only a reader that holds a snapshot for long lets the log grow.
     """
 
     def __init__(self, connection: sqlite3.Connection, folder: Path) -> None:

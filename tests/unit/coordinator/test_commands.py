@@ -21,6 +21,7 @@ from cerebro.control import Command
 from cerebro.coordinator.commands import MAX_BYTES, MAX_NOTES, STOP_SECONDS, Commands, Inbox
 from cerebro.errors import InputError
 from cerebro.run.owner import Owner
+from cerebro.run.records import TrialRecord
 from cerebro.run.store import Store
 
 # --- the files --------------------------------------------------------------------
@@ -264,7 +265,7 @@ def make_run(folder: Path) -> None:
     folder.mkdir()
     store = Store.create(folder, {"status": "running", "owner": {"pid": 4711, "host": "here"}})
     for number, status in enumerate(["running", "finished", "paused"]):
-        store.add_trial(number, {"lr": 0.1}, status, 3, None)
+        store.add_trial(TrialRecord(number, {"lr": 0.1}, status, 3))
     store.close()
 
 

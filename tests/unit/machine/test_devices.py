@@ -16,7 +16,7 @@ from cerebro.errors import InputError
 from cerebro.executors.seats import SeatedShards, fits_gpu_memory, place_pools, set_memory_shares
 from cerebro.machine import devices
 from cerebro.machine.devices import Device, Found, choose_devices, count_workers
-from cerebro.worker.messages import RunContext
+from cerebro.worker.messages import RunContext, RunFolders, WorkerShare
 
 TWO = Found(
     (Device("cuda:0", "GPU A", 80, "0"), Device("cuda:1", "GPU B", 60, "1")),
@@ -306,12 +306,11 @@ def context(*, nbytes=100, shards=4 * POOL, validation=0, shuffle="shards", stag
 
 def test_workers_share_the_memory_of_their_gpus():
     a, b = TWO.devices
-    plain = RunContext(build=print, train=None, state_dir="", epoch_dir="", log_dir="",
-                       live_bytes=18)  # fmt: skip
+    plain = RunContext(print, None, RunFolders("", "", ""), share=WorkerShare(live_bytes=18))
     assert set_memory_shares(plain, [None, None]) is plain
     for seats, data, live in [([a], 40, 18), ([b], 30, 15), ([a, b, a], 20, 10), ([a, b], 30, 15)]:
         given = set_memory_shares(plain, seats)
-        assert (given.data_bytes, given.live_bytes) == (data, live)
+        assert (given.share.data_bytes, given.share.live_bytes) == (data, live)
 
 
 @pytest.mark.parametrize(

@@ -157,16 +157,17 @@ def test_few_descriptors_are_enough(tmp_path: Path) -> None:
     program = """
 import resource, sys
 from pathlib import Path
+from cerebro.run.records import EpochRecord, TrialRecord
 from cerebro.run.store import Store
 folder = Path(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
 store = Store.create(folder, {})
 with store.group():
-    store.add_trial(0, {}, "running", 40, None)
+    store.add_trial(TrialRecord(0, {}, "running", 40))
     for epoch in range(40):
         files = folder / f"{epoch}.new", folder / f"{epoch}.state"
         files[0].write_bytes(b"x")
-        store.add_epoch(0, epoch, {"loss": 0.5}, 1.0, "hash", files[1].name, files)
+        store.add_epoch(0, EpochRecord(epoch, {"loss": 0.5}, 1.0, "hash", files[1].name), files)
 store.close()
 """
     command = [sys.executable, "-c", program, str(tmp_path)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cerebro.run.folder import sweep_states
+from cerebro.run.records import EpochRecord, TrialRecord
 from cerebro.run.store import Store
 
 NEEDED = {
@@ -34,10 +35,10 @@ LEFT_OVER = {
 def make_run(folder, files):
     store = Store.create(folder, {})
     for number, status in enumerate(["finished", "stopped", "running"]):
-        store.add_trial(number, {}, status, 3, None)
-        store.set_status(number, status, resumable=number == 1)
-    store.add_epoch(0, 0, {}, 1.0, "hash", None, None)
-    store.add_epoch(0, 1, {}, 1.0, "hash", "0-epoch-1.safetensors", None)
+        store.add_trial(TrialRecord(number, {}, status, 3))
+        store.set_status(TrialRecord(number, {}, status, resumable=number == 1))
+    store.add_epoch(0, EpochRecord(0, {}, 1.0, "hash", None), None)
+    store.add_epoch(0, EpochRecord(1, {}, 1.0, "hash", "0-epoch-1.safetensors"), None)
     store.close()
     for name in files:
         (folder / name).write_bytes(b"x")

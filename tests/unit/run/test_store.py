@@ -13,7 +13,7 @@ from stored_run import read_run
 
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.installation import update_hint
-from cerebro.run.records import NOTHING_RAISED, Raised
+from cerebro.run.records import NOTHING_RAISED, EpochRecord, Raised, TrialRecord
 from cerebro.run.store import (
     FILE,
     SCHEMA_VERSION,
@@ -56,7 +56,7 @@ def test_values_that_are_not_json_are_refused():
 def test_rows_can_be_read_after_a_flush_and_while_writing(tmp_path):
     store = Store.create(tmp_path, {"status": "running"})
     for number in range(1000):
-        store.add_trial(number, {"lr": number}, "waiting", 3, None)
+        store.add_trial(TrialRecord(number, {"lr": number}, "waiting", 3))
     store.flush()
     with reader(tmp_path) as connection:
         assert connection.execute("SELECT count(*) FROM trials").fetchone()[0] == 1000
@@ -73,7 +73,7 @@ def test_a_state_is_published_before_its_row(tmp_path):
     store = Store.create(tmp_path, {})
     temporary, final = tmp_path / "state.new", tmp_path / "state"
     temporary.write_bytes(b"x")
-    store.add_epoch(0, 0, {"loss": 1.0}, 0.5, "hash", "state", (temporary, final))
+    store.add_epoch(0, EpochRecord(0, {"loss": 1.0}, 0.5, "hash", "state"), (temporary, final))
     store.close()
     assert final.read_bytes() == b"x"
     assert not temporary.exists()
@@ -82,7 +82,7 @@ def test_a_state_is_published_before_its_row(tmp_path):
 def test_a_state_that_cannot_be_published_leaves_no_row(tmp_path):
     store = Store.create(tmp_path, {})
     missing = (tmp_path / "never-written", tmp_path / "state")
-    store.add_epoch(0, 0, {"loss": 1.0}, 0.5, "hash", "state", missing)
+    store.add_epoch(0, EpochRecord(0, {"loss": 1.0}, 0.5, "hash", "state"), missing)
     with pytest.raises(OSError, match="cannot write"):
         store.flush()
     with pytest.raises(OSError, match="cannot write"):
@@ -109,7 +109,7 @@ def test_a_state_retired_before_it_was_published_leaves_nothing(tmp_path):
     for epoch in range(50):
         temporary, final = tmp_path / f"{epoch}.new", tmp_path / f"{epoch}.state"
         temporary.write_bytes(b"x")
-        store.add_epoch(0, epoch, {}, 0.5, "hash", final.name, (temporary, final))
+        store.add_epoch(0, EpochRecord(epoch, {}, 0.5, "hash", final.name), (temporary, final))
         if epoch:
             store.retire_state(0, epoch - 1, tmp_path / f"{epoch - 1}.state")
     store.close()
@@ -125,12 +125,12 @@ def test_a_state_retired_before_it_was_published_leaves_nothing(tmp_path):
 def test_a_group_is_committed_together_or_not_at_all(tmp_path):
     store = Store.create(tmp_path, {})
     with store.group():
-        store.add_trial(0, {}, "waiting", 1, None)
+        store.add_trial(TrialRecord(0, {}, "waiting", 1))
         with store.group():
             store.set_meta("searcher", {"asked": 1})
-        store.add_trial(1, {}, "waiting", 1, 0, 3)
+        store.add_trial(TrialRecord(1, {}, "waiting", 1, 0, 3))
     with pytest.raises(KeyError), store.group():
-        store.add_trial(2, {}, "waiting", 1, None)
+        store.add_trial(TrialRecord(2, {}, "waiting", 1))
         raise KeyError
     store.close()
     run = read_run(tmp_path)
@@ -187,8 +187,8 @@ def test_a_group_whose_last_row_is_refused_leaves_nothing(tmp_path):
     store = Store.create(tmp_path, {})
     with pytest.raises(OSError, match="cannot write"):
         with store.group():
-            store.add_trial(0, {}, "waiting", 1, None)
-            store.add_epoch(0, 0, {}, 1.0, None, None, None)  # a hash is needed
+            store.add_trial(TrialRecord(0, {}, "waiting", 1))
+            store.add_epoch(0, EpochRecord(0, {}, 1.0, None, None), None)  # a hash is needed
         store.flush()
     with pytest.raises(OSError, match="cannot write"):
         store.close()
@@ -197,16 +197,16 @@ def test_a_group_whose_last_row_is_refused_leaves_nothing(tmp_path):
 
 def test_a_reopened_store_accepts_further_rows(tmp_path):
     store = Store.create(tmp_path, {"status": "running"})
-    store.add_trial(0, {"lr": 0.5}, "running", 2, None)
-    store.add_epoch(0, 0, {"loss": math.nan, "accuracy": 0.5}, 1.0, "aa", None, None)
-    store.set_status(0, "stopped", resumable=True)
+    store.add_trial(TrialRecord(0, {"lr": 0.5}, "running", 2))
+    store.add_epoch(0, EpochRecord(0, {"loss": math.nan, "accuracy": 0.5}, 1.0, "aa", None), None)
+    store.set_status(TrialRecord(0, {}, "stopped", resumable=True))
     store.close()
     store = Store.open(tmp_path)
     store.set_epochs(0, 4)
     # After a loss of power an epoch may be trained again.
-    store.add_epoch(0, 0, {"loss": 1.0, "accuracy": 0.5}, 2.0, "aa", None, None)
-    store.add_epoch(0, 1, {"loss": 2.0}, 1.0, "bb", None, None)
-    store.add_trial(1, {}, "waiting", 2, None)
+    store.add_epoch(0, EpochRecord(0, {"loss": 1.0, "accuracy": 0.5}, 2.0, "aa", None), None)
+    store.add_epoch(0, EpochRecord(1, {"loss": 2.0}, 1.0, "bb", None), None)
+    store.add_trial(TrialRecord(1, {}, "waiting", 2))
     store.close()
     first, second = read_run(tmp_path).trials
     assert (first.status, first.resumable, first.target_epochs) == ("stopped", True, 4)
@@ -237,8 +237,8 @@ def test_only_a_run_can_be_opened(tmp_path):
 )
 def test_a_store_with_inconsistent_rows_is_damaged(tmp_path, damage):
     store = Store.create(tmp_path, {})
-    store.add_trial(0, {"lr": 0.5}, "running", 2, None)
-    store.add_epoch(0, 0, {"loss": 1.0}, 1.0, "aa", None, None)
+    store.add_trial(TrialRecord(0, {"lr": 0.5}, "running", 2))
+    store.add_epoch(0, EpochRecord(0, {"loss": 1.0}, 1.0, "aa", None), None)
     store.close()
     connection = sqlite3.connect(tmp_path / FILE)
     connection.execute(damage)
@@ -255,10 +255,10 @@ def test_the_exception_of_a_trial_is_stored(tmp_path):
     raised = Raised(("a.Mine", "builtins.ValueError"), "train.py:3 in build")
     store = Store.create(tmp_path, {})
     for number in range(3):
-        store.add_trial(number, {}, "waiting", 2, None)
-    store.set_status(0, "failed", "Mine: bad", raised=raised)
+        store.add_trial(TrialRecord(number, {}, "waiting", 2))
+    store.set_status(TrialRecord(0, {}, "failed", error="Mine: bad", raised=raised))
     store.flush()
-    store.set_status(1, "failed", "Mine: bad", raised=raised)
+    store.set_status(TrialRecord(1, {}, "failed", error="Mine: bad", raised=raised))
     store.close()
     found = read_run(tmp_path).trials
     assert [trial.raised for trial in found] == [raised, raised, NOTHING_RAISED]

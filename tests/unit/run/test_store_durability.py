@@ -20,6 +20,7 @@ from cerebro.run.store import FILE
 BEGIN = """
 import os, sys
 from pathlib import Path
+from cerebro.run.records import EpochRecord, TrialRecord
 from cerebro.run.store import Store
 folder = Path(sys.argv[1])
 states = folder / "states"
@@ -32,7 +33,8 @@ def state(trial, epoch):
 def add(store, trial, epoch):
     temporary, final = state(trial, epoch)
     temporary.write_bytes(b"state %d %d" % (trial, epoch))
-    store.add_epoch(trial, epoch, {"loss": 0.5}, 1.0, "hash", final.name, (temporary, final))
+    record = EpochRecord(epoch, {"loss": 0.5}, 1.0, "hash", final.name)
+    store.add_epoch(trial, record, (temporary, final))
 
 def arm():
     (folder / "armed").touch()
@@ -73,7 +75,7 @@ def run(disk_shim, folder, program, **variables):
 def test_a_row_is_committed_after_its_state_is_durable(disk_shim, tmp_path):
     program = """
     store = Store.create(folder, {})
-    store.add_trial(0, {}, "running", 3, None)
+    store.add_trial(TrialRecord(0, {}, "running", 3))
     store.flush()
     for epoch in range(3):
         os.write(os.open(folder / f"epoch-{epoch}", os.O_CREAT | os.O_WRONLY), b"x")
@@ -143,7 +145,7 @@ def test_a_failing_disk_stops_writing_and_leaves_a_consistent_store(
 ):
     program = """
     store = Store.create(folder, {"status": "running"})
-    store.add_trial(0, {}, "running", 3, None)
+    store.add_trial(TrialRecord(0, {}, "running", 3))
     add(store, 0, 0)
     store.flush()
     arm()

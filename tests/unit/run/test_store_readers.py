@@ -12,13 +12,14 @@ import threading
 import pytest
 from stored_run import read_run
 
+from cerebro.run.records import EpochRecord, TrialRecord
 from cerebro.run.store import FILE, Store, reader, transaction, writing
 from cerebro.run.store import writing as log_size
 
 
 def add_trials(store, numbers):
     for number in numbers:
-        store.add_trial(number, {"filler": "x" * 500}, "waiting", 1, None)
+        store.add_trial(TrialRecord(number, {"filler": "x" * 500}, "waiting", 1))
     store.flush()
 
 
@@ -113,9 +114,10 @@ def test_a_reader_does_not_change_files_of_a_dead_run(tmp_path):
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
+        "from cerebro.run.records import TrialRecord\n"
         "from cerebro.run.store import Store\n"
         "store = Store.create(Path(sys.argv[1]), {})\n"
-        "store.add_trial(0, {}, 'running', 1, None)\n"
+        "store.add_trial(TrialRecord(0, {}, 'running', 1))\n"
         "store.flush()\n"
         "os._exit(0)\n"
     )
@@ -182,7 +184,7 @@ def test_writers_wait_while_too_many_rows_are_pending(tmp_path, monkeypatch):
 
     def hand_over():
         for number in range(1000):
-            store.add_trial(number, {}, "waiting", 1, None)
+            store.add_trial(TrialRecord(number, {}, "waiting", 1))
             handed.append(number)
 
     thread = threading.Thread(target=hand_over)
@@ -210,7 +212,7 @@ def test_the_number_of_pending_states_is_bounded(tmp_path, monkeypatch):
     for epoch in range(100):
         (tmp_path / f"{epoch}.new").write_bytes(bytes(600))
         paths = (tmp_path / f"{epoch}.new", tmp_path / f"{epoch}.state")
-        store.add_epoch(0, epoch, {}, 1.0, "hash", f"{epoch}.state", paths)
+        store.add_epoch(0, EpochRecord(epoch, {}, 1.0, "hash", f"{epoch}.state"), paths)
     store.close()
     assert max(waiting) <= writing.MIN_STATES + 2
     assert len(list(tmp_path.glob("*.state"))) == 100

@@ -34,8 +34,8 @@ def test_a_trial_that_starts_and_ends_in_one_commit_is_one_row(connection):
     write(
         connection,
         ("add_trial", 0, "{}", "waiting", 3, None, None),
-        ("set_status", 0, "running", None, None, 0),
-        ("set_status", 0, "failed", "why", "where", 0),
+        ("set_status", 0, "running", None, None, 0, None),
+        ("set_status", 0, "failed", "why", "where", 0, None),
         ("add_trial", 1, "{}", "waiting", 3, 0, 2),
     )
     assert rows(connection, "number, status, error, traceback, resumable, parent FROM trials") == [
@@ -44,8 +44,8 @@ def test_a_trial_that_starts_and_ends_in_one_commit_is_one_row(connection):
     ]
     write(
         connection,
-        ("set_status", 1, "running", None, None, 0),
-        ("set_status", 1, "stopped", None, None, 1),
+        ("set_status", 1, "running", None, None, 0, None),
+        ("set_status", 1, "stopped", None, None, 1, None),
     )
     assert rows(connection, "status, resumable FROM trials WHERE number = 1") == [("stopped", 1)]
 
@@ -53,7 +53,7 @@ def test_a_trial_that_starts_and_ends_in_one_commit_is_one_row(connection):
 def state(folder, epoch):
     temporary, final = folder / f"{epoch}.new", folder / f"{epoch}.state"
     temporary.write_bytes(b"%d" % epoch)
-    return ("add_epoch", 0, epoch, {}, 1.0, "hash", final.name, (str(temporary), str(final)))
+    return ("add_epoch", 0, epoch, {}, (1.0, "hash", final.name), (str(temporary), str(final)))
 
 
 def files(folder):
@@ -91,7 +91,7 @@ def test_an_epoch_retrained_in_the_commit_that_retired_it_is_kept(connection, tm
 
 def test_metrics_keep_their_order_and_their_odd_names(connection, tmp_path):
     metrics = {"z": 1.0, "a": float("nan"), "lone \udc80": 2.0}
-    write(connection, ("add_epoch", 0, 0, metrics, 1.0, "hash", None, None))
+    write(connection, ("add_epoch", 0, 0, metrics, (1.0, "hash", None), None))
     assert rows(connection, "name, value FROM metrics ORDER BY rowid") == [
         ("z", 1.0),
         ("a", None),
@@ -117,7 +117,7 @@ def test_a_failed_transaction_writes_nothing(connection, tmp_path):
         write(
             connection,
             state(tmp_path, 0),
-            ("add_epoch", 0, 1, {}, 1.0, None, None, None),  # a hash is needed
+            ("add_epoch", 0, 1, {}, (1.0, None, None), None),  # a hash is needed
             ("add_trial", 0, "{}", "waiting", 3, None, None),
         )
     assert rows(connection, "* FROM trials") == []

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 import cerebro
+from cerebro.run.settings import Batches
 from cerebro.worker.jobs import check
-from cerebro.worker.messages import CheckDone, CheckTask, RunContext
+from cerebro.worker.messages import CheckDone, CheckTask, RunContext, RunFolders
 from cerebro.worker.runner import UnitRunner
 
 ROWS = 300
@@ -88,11 +89,8 @@ def diagnosed(
         build=build,
         train=train,
         validation={"part": held_out, "training": train, None: None}[validation],
-        seed=0,
-        batch_size=batch_size,
-        state_dir=str(folder),
-        epoch_dir=str(folder),
-        log_dir=str(folder),
+        batches=Batches(batch_size=batch_size),
+        folders=RunFolders(*[str(folder)] * 3),
     )
     runner = UnitRunner(context, worker=0)
     try:

@@ -15,9 +15,18 @@ import pytest
 import cerebro
 import cerebro._core as _core
 from cerebro.machine import turns
+from cerebro.run.settings import Batches, Exactness, Limits
 from cerebro.worker import jobs, models
 from cerebro.worker.hop_check import is_array, walk
-from cerebro.worker.messages import CheckDone, CheckTask, RunContext, Task, UnitDone
+from cerebro.worker.messages import (
+    CheckDone,
+    CheckTask,
+    RunContext,
+    RunFolders,
+    Task,
+    UnitDone,
+    WorkerShare,
+)
 from cerebro.worker.pickled import pickle_event
 from cerebro.worker.runner import UnitRunner
 
@@ -60,11 +69,9 @@ def context(tmp_path):
     return RunContext(
         build=build,
         train=data,
-        batch_size=4,
-        live_models=2,
-        state_dir=states,
-        epoch_dir=states,
-        log_dir=str(tmp_path / "trials"),
+        batches=Batches(batch_size=4),
+        limits=Limits(live_models=2),
+        folders=RunFolders(states, states, str(tmp_path / "trials")),
     )
 
 
@@ -93,7 +100,7 @@ def test_a_unit_whose_worker_died_before_answering_runs_again(context, lost):
     straight = UnitRunner(context, worker=0)
     expected = [done(straight, task(position, position)).state.hash for position in range(3)][-1]
     straight.close()
-    for file in Path(context.state_dir).iterdir():
+    for file in Path(context.folders.slots).iterdir():
         file.unlink()
 
     dies = UnitRunner(context, worker=0)
@@ -133,7 +140,7 @@ def test_a_build_that_fails_does_not_move_the_generators_of_another_trial(contex
             if between:
                 assert runner.run(task(0, position, trial=1)).kind == "error"
         runner.close()
-        for file in Path(context.state_dir).iterdir():
+        for file in Path(context.folders.slots).iterdir():
             file.unlink()
         return found
 
@@ -153,11 +160,11 @@ def test_models_and_slots_of_trials_that_have_ended_are_released(context):
     done(runner, task(0, 0, trial=1))
     assert set(runner.models) == {0, 1}
     if Path("/proc/self/maps").exists():
-        assert "0.slots" in mapped(context.state_dir)
+        assert "0.slots" in mapped(context.folders.slots)
     event = done(runner, task(0, 0, trial=2, ended=(0, 7)))
     assert set(runner.models) == {1, 2}
     if Path("/proc/self/maps").exists():
-        assert {name.split(".")[0] for name in mapped(context.state_dir)} == {"1", "2"}
+        assert {name.split(".")[0] for name in mapped(context.folders.slots)} == {"1", "2"}
     assert event.dropped == ()  # the coordinator knows that it has ended
 
 
@@ -165,7 +172,7 @@ def test_every_unit_seals_its_state_and_the_epochs_hash_is_its_seal(context):
     runner = UnitRunner(context, worker=0)
     for position in range(3):
         event = done(runner, task(position, position))
-        slots = _core.Slots(str(Path(context.state_dir, "0")), False)
+        slots = _core.Slots(str(Path(context.folders.slots, "0")), False)
         found = slots.sealed()
         assert found is not None and found[:2] == (position + 1, position)
         slots.close()
@@ -227,7 +234,7 @@ def no_collections():
 
 
 def test_large_models_that_were_dropped_are_freed(context, monkeypatch, no_collections):
-    runner = UnitRunner(replace(context, build=lambda config: Cyclic(), live_models=1), worker=0)
+    runner = UnitRunner(replace(context, build=lambda config: Cyclic(), limits=Limits()), worker=0)
     for trial in range(3):
         done(runner, task(0, 0, trial=trial))
     assert len(there) == 3  # small ones are left to Python
@@ -243,7 +250,8 @@ def test_large_models_that_were_dropped_are_freed(context, monkeypatch, no_colle
 def test_more_models_stay_on_a_gpu_if_memory_allows(context, monkeypatch, device, most):
     monkeypatch.setattr(models, "MAX_LIVE_MODELS", 2)
     monkeypatch.setattr(models, "MAX_LIVE_MODELS_ON_GPU", 4)
-    context = replace(context, device=device, live_models=None, live_bytes=10**9)
+    limits, share = Limits(live_models=None), WorkerShare(live_bytes=10**9)
+    context = replace(context, device=device, limits=limits, share=share)
     runner = UnitRunner(context, worker=0)
     for trial in range(6):
         done(runner, task(0, 0, trial=trial))
@@ -292,7 +300,7 @@ def test_models_of_the_other_workers_of_a_process_make_room(context, monkeypatch
     def build(config, info):
         return ShortOfMemory(info.trial, together)
 
-    on_gpu = replace(context, build=build, device="cuda:0", live_models=4)
+    on_gpu = replace(context, build=build, device="cuda:0", limits=Limits(live_models=4))
     for worker in range(2):
         together.append(UnitRunner(on_gpu, worker=worker, together=together))
     first, second = together
@@ -418,7 +426,8 @@ def test_a_wrapped_nondeterminism_error_is_recognized(context):
 
 
 def test_an_operation_that_a_search_rejects_is_an_error(context):
-    context = replace(context, build=lambda config: Putting(), device="cuda:0", deterministic=True)
+    exactness = Exactness(deterministic=True)
+    context = replace(context, build=lambda config: Putting(), device="cuda:0", exactness=exactness)
     runner = UnitRunner(context, worker=0)
     failed = runner.run(task(0, 0))
     runner.close()
@@ -511,7 +520,11 @@ def test_models_with_frozen_bases_that_do_not_fit_are_dropped(context, tmp_path)
     rows = np.ones((12, 1), "float32")
     data = cerebro.shard({"x": rows, "y": rows}, tmp_path / "ones", shards=3, progress=False)
     context = replace(
-        context, build=build_on_a_frozen_base, train=data, live_models=None, live_bytes=5 << 20
+        context,
+        build=build_on_a_frozen_base,
+        train=data,
+        limits=Limits(live_models=None),
+        share=WorkerShare(live_bytes=5 << 20),
     )
     runner = UnitRunner(context, worker=0)
     for trial in range(4):

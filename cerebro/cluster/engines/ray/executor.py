@@ -110,7 +110,7 @@ class Executor(ClusterExecutor):
         }
 
     def _join(self, context: RunContext) -> RayCluster:
-        needs = {"CPU": float(context.threads), **self._resources}
+        needs = {"CPU": float(context.exactness.threads), **self._resources}
         cpus = None if self.workers is None else self.workers * needs["CPU"]
         keys = Keys.generate()  # before anything is started: pyzmq may be missing
         connection = connect(self._address, cpus)
