@@ -94,8 +94,8 @@ class Admission:
             elif self.shares_run and not all_share:
                 raise InputError(
                     f"node {reports[0].name} cannot write to the run's folder as the other nodes "
-                    f"do ({Path(self._context.folders.states).parent}): mount it there, writable, and "
-                    "start the worker there as the script's user"
+                    f"do ({Path(self._context.folders.states).parent}): mount it there, writable, "
+                    "and start the worker there as the script's user"
                 )
             for report in reports:
                 self.supply.check_reads(report)
