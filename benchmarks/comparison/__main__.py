@@ -5,7 +5,8 @@ more. In one workload a worker is then killed, three times. The slow rivals, whi
 every step or start a job for every configuration, take 6 to 12 times as long as the others. They
 run once, in three workloads. With ``--quick`` there is one round, the slow ones have only the
 workload in which a worker is killed, and the killed workers come last, once each. When the time is
-up the remaining cells are named in the record.
+up the remaining cells are named in the record, and ``--continue`` runs them, with the whole of a
+round that was cut off.
 ``--page`` writes `docs/comparison.md` and its pictures from the record.
 """
 
@@ -35,7 +36,11 @@ FOR_SLOW = ("equal", "three", "large")
 """The workloads of the slow rivals."""
 
 
-def plan(size: str) -> list[tuple[str, str, int, bool]]:
+CellPlan = tuple[str, str, int, bool]
+"""A workload, a rival, a round, and whether a worker is killed."""
+
+
+def plan(size: str) -> list[CellPlan]:
     """Return all cells in order: workload, rival, round, whether a worker is killed."""
     cells = []
     killed = [(KILLED, rival, kill, True) for kill in range(KILLS[size]) for rival in RIVALS]
@@ -124,6 +129,7 @@ def main() -> None:
     made.add_argument("--workload", action="append", choices=list(WORKLOADS))
     made.add_argument("--record", type=Path, default=record.PATH, help="where to write the record")
     made.add_argument("--note", default="", help="a remark for the record")
+    made.add_argument("--continue", dest="goes_on", action="store_true", help="run what is left")
     made.add_argument("--page", action="store_true", help="only write the page from the record")
     options = made.parse_args()
     if not options.page:
@@ -141,28 +147,52 @@ def measure(size: str, options: argparse.Namespace) -> None:
         if lacking:
             absent[name] = lacking
             print(f"  {name}: {lacking}")
+    whole = [cell for cell in plan(size) if cell[1] not in absent]
     wanted = [
         cell
-        for cell in plan(size)
-        if cell[1] not in absent
-        and (options.only.lower() in cell[1].lower() or cell[1] == LOOP)
+        for cell in whole
+        if (options.only.lower() in cell[1].lower() or cell[1] == LOOP)
         and cell[0] in (options.workload or WORKLOADS)
     ]
-    found = record.header(size, options.note)
-    found.update(absent=absent, papers=papers.table(many=size == "full"))
+    if options.goes_on:
+        found = record.load(options.record)
+        wanted = reopen(found, whole, wanted)
+    else:
+        found = record.header(size, options.note)
+        found.update(absent=absent, papers=papers.table(many=size == "full"))
+        found.update(minutes=0.0, prepared={}, cells=[], left=[named(*cell) for cell in wanted])
+    begun, before = time.time(), found["minutes"]
     minutes, limit = options.minutes or MINUTES[size], options.limit or LIMIT[size]
     with scratch() as folder:
         comparison = Comparison(size, minutes, limit, folder)
-        comparison.left = [named(*cell) for cell in wanted]
+        comparison.cells, comparison.left = found["cells"], found["left"]
+        comparison.prepared = found["prepared"]
         for cell in wanted:
             comparison.run(*cell)
-            found.update(
-                minutes=round((time.time() - found["time"]) / 60, 1),
-                left=comparison.left,
-                prepared=comparison.prepared,
-                cells=comparison.cells,
-            )
+            found["minutes"] = round(before + (time.time() - begun) / 60, 1)
             record.save(found, options.record)  # after each, so that nothing is lost
+
+
+def reopen(found: record.Record, whole: list[CellPlan], wanted: list[CellPlan]) -> list[CellPlan]:
+    """Return the wanted cells of rounds that were cut off, and remove these from the record."""
+    rounds = {round_of(cell) for cell in wanted if named(*cell) in found["left"]}
+    found["cells"] = [
+        cell
+        for cell in found["cells"]
+        if (cell["workload"], cell["round"], cell["kill"]) not in rounds
+    ]
+    ran = {
+        named(cell["workload"], cell["rival"], cell["round"], cell["kill"])
+        for cell in found["cells"]
+    }
+    found["left"] = [named(*cell) for cell in whole if named(*cell) not in ran]
+    return [cell for cell in wanted if round_of(cell) in rounds]
+
+
+def round_of(cell: CellPlan) -> tuple[str, int, bool]:
+    """Return a cell's workload, its round, and whether a worker is killed."""
+    workload, _, number, kill = cell
+    return workload, number, kill
 
 
 def named(workload: str, rival: str, number: int, kill: bool) -> str:
