@@ -13,7 +13,7 @@ from cerebro.errors import InputError, one_line
 from cerebro.machine.devices import ALL, CPU, are_gpus, choose_devices, name_devices
 from cerebro.model import Info, is_keras
 from cerebro.run.settings import Settings
-from cerebro.searchers.base import Searcher, SpaceSearcher
+from cerebro.searchers.base import Searcher
 from cerebro.searchers.metrics import metric_mode
 from cerebro.searchers.stopping import EarlyStopping
 from cerebro.space import Space
@@ -80,19 +80,7 @@ def check_executor(executor: Any) -> Any:
 
 def set_up_searcher(searcher: Searcher, space: Space, settings: Settings) -> None:
     searcher.bind_run(settings.folder, partial(make_trial_info, settings))
-    if isinstance(searcher, SpaceSearcher):
-        searcher.select = settings.ranking.select
-    limits = settings.limits
-    timed = limits.n_trials is None and limits.time_limit is not None
-    searcher.setup(
-        space,
-        seed=settings.exactness.seed,
-        epochs=limits.epochs,
-        n_trials=math.inf if timed else limits.n_trials,
-        metric=settings.ranking.metric,
-        mode=settings.ranking.mode,
-        points=list(settings.strategy.points),
-    )
+    settings.set_up(searcher, space)
 
 
 def make_trial_info(settings: Settings, trial: int, config: Mapping[str, Any]) -> Info:

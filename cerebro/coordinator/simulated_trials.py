@@ -24,7 +24,6 @@ from cerebro.coordinator.trial import LiveTrial
 from cerebro.run.records import ENDED, EpochRecord, Status, TrialRecord
 from cerebro.run.settings import SearchSettings
 from cerebro.run.store import encode
-from cerebro.searchers import set_up
 from cerebro.searchers.base import Decision, Searcher, Suggestion
 from cerebro.space import Space
 
@@ -138,7 +137,7 @@ class SimulatedSearch(SearchLoop):
     def __init__(self, searcher: Searcher, space: Space, settings: SearchSettings) -> None:
         self._space = space
         self._settings = settings
-        set_up(searcher, space, settings)
+        settings.set_up(searcher, space)
         self._memory = DecisionsInMemory()
         self._simulated = SimulatedTrials(settings.limits.epochs)
         self._simulated.pinned = searcher.pinned
@@ -173,7 +172,7 @@ class SimulatedSearch(SearchLoop):
         if not self.searcher.adaptive or len(self._memory.decisions) >= retell:
             self._state = self._searcher_state()
             self._memory.decisions.clear()
-        set_up(fresh, self._space, self._settings)
+        self._settings.set_up(fresh, self._space)
         fresh.load_state_dict(json.loads(self._state))
         replay_decisions(
             fresh,

@@ -6,6 +6,7 @@ whole, to the workers too. A run's record has all of them in one mapping, by nam
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -19,7 +20,9 @@ from cerebro.errors import InputError
 from cerebro.machine.devices import CPU, is_gpu
 from cerebro.machine.flags import compute_settings, find_inexact_operation, may_be_inexact
 from cerebro.run.records import Ranking
+from cerebro.searchers.base import Searcher, SpaceSearcher
 from cerebro.searchers.stopping import EarlyStopping
+from cerebro.space import Space
 
 MAX_THREADS = 4096
 MAX_SEED = 2**64 - 1
@@ -133,6 +136,21 @@ class SearchSettings:
     limits: Limits
     batches: Batches = Batches()
     exactness: Exactness = Exactness()
+
+    def set_up(self, searcher: Searcher, space: Space) -> None:
+        if isinstance(searcher, SpaceSearcher):
+            searcher.select = self.ranking.select
+        limits = self.limits
+        timed = limits.n_trials is None and limits.time_limit is not None
+        searcher.setup(
+            space,
+            seed=self.exactness.seed,
+            epochs=limits.epochs,
+            n_trials=math.inf if timed else limits.n_trials,
+            metric=self.ranking.metric,
+            mode=self.ranking.mode,
+            points=list(self.strategy.points),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
