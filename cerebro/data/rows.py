@@ -30,8 +30,8 @@ Selection = slice | Sequence[int] | Array
 _NO_ROWS = "select chooses no rows: choose at least one"
 
 
-def part_index(part: Part) -> slice | Rows:
-    """Return the part as an index into a shard's column."""
+def part_index(part: range | Array) -> slice | Array:
+    """Return rows as an index into a column."""
     return slice(part.start, part.stop) if isinstance(part, range) else part
 
 

@@ -26,6 +26,7 @@ from cerebro.data.layout import OutputColumn
 from cerebro.data.manifest import Column, FileEntry, ShardEntry, shard_folder
 from cerebro.data.order import GROUP, MOST_BYTES
 from cerebro.data.progress import ByteProgress
+from cerebro.data.rows import part_index
 from cerebro.machine import durable
 from cerebro.machine.resources import total_memory
 
@@ -36,7 +37,7 @@ GROUPED_SHARD_BYTES = SHARD_BYTES // GROUP  # of data whose units read groups of
 
 DEFAULT_SHARDS = 8
 
-Order = Array | None  # None: the source's own order
+Rows = range | Array
 
 
 def default_shards(nbytes: int, rows: int) -> int:
@@ -54,14 +55,15 @@ def shard_starts(rows: int, shards: int) -> list[int]:
 def write_shards(
     outputs: Sequence[OutputColumn],
     shards: int,
-    order: Order,
+    order: Array | None,
     folder: Path,
     meter: ByteProgress,
     memory_bytes: int | None = None,
 ) -> list[ShardEntry]:
     """Write the columns into ``folder/shard-00000`` and so on; all files are on disk afterwards.
 
-    A source of more than `memory_bytes` is first distributed to temporary files.
+    Without `order`, rows keep that of the source. A source of more than `memory_bytes` is first
+    distributed to temporary files.
     """
     rows = outputs[0].pieces[0][0].rows
     starts = shard_starts(rows, shards)
@@ -70,16 +72,19 @@ def write_shards(
         (folder / shard_folder(shard)).mkdir()
     limit = total_memory() // 2 if memory_bytes is None else memory_bytes
     total = sum(output.nbytes for output in outputs)
-    deal = order is not None and total > limit and shards > 1
+    deal = total > limit and shards > 1
+    source_rows = range(rows) if order is None else order
     meter.begin("writing shards", total)
     for output in outputs:
         is_mapped = any(
             isinstance(data.values, np.memmap) and data.offsets is None for data, _ in output.pieces
         )
-        parts = _deal_shards if deal and is_mapped else _slice_shards
-        for shard, (source, rows_of) in enumerate(parts(output, starts, order, folder)):
-            path = folder / shard_folder(shard)
-            files[shard].update(_write_column(source, rows_of, path, meter))
+        if order is not None and deal and is_mapped:
+            parts = _deal_shards(output, starts, order, folder)
+        else:
+            parts = ((output, source_rows[start:stop]) for start, stop in pairwise(starts))
+        for shard, (source, rows_of) in enumerate(parts):
+            files[shard] |= _write_column(source, rows_of, folder / shard_folder(shard), meter)
     for shard in range(shards):
         durable.sync_folder(folder / shard_folder(shard))
     names = [name for output in outputs for name in output.column.file_names]
@@ -89,19 +94,10 @@ def write_shards(
     ]
 
 
-def _slice_shards(
-    output: OutputColumn, starts: Sequence[int], order: Order, folder: Path
-) -> Iterator[tuple[OutputColumn, Array | slice]]:
-    """Yield, for each shard, the source column and the numbers of the shard's rows in it."""
-    for start, stop in pairwise(starts):
-        yield output, slice(start, stop) if order is None else order[start:stop]
-
-
 def _deal_shards(
-    output: OutputColumn, starts: Sequence[int], order: Order, folder: Path
-) -> Iterator[tuple[OutputColumn, Array | slice]]:
+    output: OutputColumn, starts: Sequence[int], order: Array, folder: Path
+) -> Iterator[tuple[OutputColumn, Rows]]:
     """Yield, for each shard, a column of its rows in source order, and their shuffled order."""
-    assert order is not None
     column = output.column
     sorted_rows = [np.sort(order[a:b]) for a, b in pairwise(starts)]
     paths = [folder / f".deal-{shard:05d}" for shard in range(len(sorted_rows))]
@@ -121,28 +117,26 @@ def _deal_shards(
 
 
 def _write_column(
-    output: OutputColumn, rows: Array | slice, folder: Path, meter: ByteProgress
+    output: OutputColumn, rows: Rows, folder: Path, meter: ByteProgress
 ) -> dict[str, FileEntry]:
     data = output.pieces[0][0]
     if data.offsets is not None:
         return _write_ragged(output, data.offsets, rows, folder, meter)
-    count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-    step = max(1, CHUNK_BYTES // max(1, output.column.item_bytes))
-    name = output.column.file_names[0]
-    chunks = (
-        output.rows(_slice_rows(rows, start, start + step)) for start in range(0, count, step)
-    )
-    column = output.column
-    return {
-        name: write_npy(folder / name, column.dtype, column.shape, count, chunks, meter.advance)
-    }
+    column, count = output.column, len(rows)
+    step = max(1, CHUNK_BYTES // max(1, column.item_bytes))
+    pieces = (rows[start : start + step] for start in range(0, count, step))
+    chunks = (output.rows(part_index(piece)) for piece in pieces)
+    (name,) = column.file_names
+    path = folder / name
+    return {name: write_npy(path, column.dtype, column.shape, count, chunks, meter.advance)}
 
 
 def _write_ragged(
-    output: OutputColumn, offsets: Array, rows: Array | slice, folder: Path, meter: ByteProgress
+    output: OutputColumn, offsets: Array, rows: Rows, folder: Path, meter: ByteProgress
 ) -> dict[str, FileEntry]:
     values_name, offsets_name = output.column.file_names
-    starts, stops = offsets[:-1][rows], offsets[1:][rows]
+    index = part_index(rows)
+    starts, stops = offsets[:-1][index], offsets[1:][index]
     shard_offsets = offsets_of(stops - starts)
     # Cut when a chunk is full, but never within a row.
     per_chunk = max(1, CHUNK_BYTES // max(1, output.column.item_bytes))
@@ -151,7 +145,7 @@ def _write_ragged(
 
     def chunks() -> Iterator[Array]:
         for low, high in pairwise(cuts):
-            if isinstance(rows, slice):
+            if isinstance(rows, range):
                 yield output.rows(slice(int(starts[low]), int(stops[high - 1])))
                 continue
             lengths = stops[low:high] - starts[low:high]
@@ -195,12 +189,6 @@ def write_rows(column: Column, rows: Any, folder: Path) -> dict[str, FileEntry]:
         name: write_npy(folder / name, dtype, shape, len(array), [array])
         for name, (array, dtype, shape) in zip(column.file_names, arrays, strict=True)
     }
-
-
-def _slice_rows(rows: Array | slice, start: int, stop: int) -> Array | slice:
-    if isinstance(rows, slice):
-        return slice(rows.start + start, min(rows.start + stop, rows.stop))
-    return rows[start:stop]
 
 
 def append(file: FileIO, path: Path, values: Array) -> None:
