@@ -48,18 +48,22 @@ def run_batches(
     if device == "cpu" and getattr(model, "framework", None) != "jax":
         find = getattr(model, "replays_for", None)
         return _core.run_unit(source, step, beat=beat, replays=find and find(step))
-    deferred = _Kept(source, step)
+    deferred = _Deferred(source, step)
     result = _core.run_unit(source, deferred, beat=beat)
     if not deferred.entries:
         return result
-    return _core.run_unit(_Finished(deferred.read()), lambda values: values)
+    deferred.read_numbers()
+    return _core.run_unit(deferred, lambda values: values)
 
 
-class _Kept:
+class _Deferred:
+    """Keeps what the steps of a pass return; once read, it replaces the batches of the pass."""
+
     def __init__(self, source: BatchSource, step: Callable[[Any], Any]) -> None:
         self._source = source
         self._step = step
         self.entries: list[tuple[int, Any]] = []
+        self.last_rows = 0
         self._ahead = streams.Ahead() if turns.gives_away() else None
 
     def __call__(self, batch: Any) -> None:
@@ -70,8 +74,8 @@ class _Kept:
         if self._ahead is not None:
             self._ahead.batch_queued()
 
-    def read(self) -> list[tuple[int, Any]]:
-        """Return the entries, with tensors on a device replaced by numbers."""
+    def read_numbers(self) -> None:
+        """Replace tensors on a device by numbers."""
         if self._ahead is not None:
             self._ahead.finish()
         waiting: dict[int, Any] = {}
@@ -83,24 +87,16 @@ class _Kept:
         for _, values in self.entries:
             _map_values(values, note)
         numbers = dict(zip(waiting, _read_numbers([*waiting.values()]), strict=True))
-        return [
+        self.entries = [
             (rows, _map_values(values, lambda value: numbers.get(id(value), value)))
             for rows, values in self.entries
         ]
 
-
-class _Finished:
-    """Replaces the batches of a finished pass by the values that its steps returned."""
-
-    def __init__(self, entries: Sequence[tuple[int, Any]]) -> None:
-        self._entries = entries
-        self.last_rows = 0
-
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def __iter__(self) -> Iterator[Any]:
-        for rows, values in self._entries:
+        for rows, values in self.entries:
             self.last_rows = rows
             yield values
 
