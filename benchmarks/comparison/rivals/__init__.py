@@ -42,15 +42,12 @@ class Rival:
 
 LOOP = "plain loop"
 OURS = "Cerebro"
-RECORDED = "Cerebro, graph=True"
 RIVALS = {
     LOOP: Rival("plain_loop", settings="one process"),
-    OURS: Rival("cerebro_hopper", settings="defaults"),
-    RECORDED: Rival("cerebro_hopper", "run_recorded", settings="`graph=True`: recorded steps"),
+    OURS: Rival("cerebro_hopper", settings="defaults: recorded steps"),
+    "Cerebro, ordinary steps": Rival("cerebro_hopper", "run_ordinary", settings="`graph=False`"),
     "joblib": Rival("joblib_pool", needs=("joblib",), settings="loky, a task per configuration"),
-    "Optuna": Rival(
-        "optuna_processes", needs=("optuna",), settings="2 processes, SQLite, heartbeat, retries"
-    ),
+    "Optuna": Rival("optuna_processes", needs=("optuna",), settings="2 processes, journal file"),
     "Ray Tune": Rival(
         "ray_tune", needs=("ray.tune",), settings="`reuse_actors`, a checkpoint per epoch"
     ),

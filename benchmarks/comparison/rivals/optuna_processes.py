@@ -1,14 +1,13 @@
-"""Optuna: two processes share a study in a database.
+"""Optuna: two processes share a study in one journal file.
 
-optuna.readthedocs.io, "Easy Parallelization", and the FAQ, "How can I retry failed trials?": an
-``RDBStorage`` with a heartbeat and ``RetryFailedTrialCallback``. Every trial is queued with
-``enqueue_trial``; one that the sampler made up is pruned.
+optuna.readthedocs.io, "Easy Parallelization" and the FAQ: ``JournalStorage`` over a file is the
+storage for processes of one machine. Every trial is queued with ``enqueue_trial``.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import time
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -16,16 +15,10 @@ import optuna
 from benchmarks.comparison.rivals.one_thread import one_thread
 from benchmarks.comparison.training import Work, train_trial
 
-RUNNING, WAITING = optuna.trial.TrialState.RUNNING, optuna.trial.TrialState.WAITING
-
 
 def storage(work: Work) -> Any:
-    return optuna.storages.RDBStorage(
-        f"sqlite:///{work.place}/study.db",
-        heartbeat_interval=1,
-        grace_period=3,
-        heartbeat_stale_trial_callback=optuna.storages.RetryFailedTrialCallback(max_retry=3),
-    )
+    file = str(Path(work.place, "journal"))
+    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(file))
 
 
 def work_on(work: Work) -> None:
@@ -34,16 +27,11 @@ def work_on(work: Work) -> None:
     study = optuna.load_study(study_name="comparison", storage=storage(work))
 
     def objective(trial: Any) -> float:
-        if "queued" not in trial.user_attrs:  # the other process took the last one
-            raise optuna.TrialPruned
         return train_trial(work, trial.suggest_int("number", 0, work.trials - 1))
 
-    while states := {trial.state for trial in study.trials} & {WAITING, RUNNING}:
-        if WAITING in states:
-            study.optimize(objective, n_trials=1)
-        else:  # the other process may have died
-            time.sleep(0.2)
-            optuna.storages.fail_stale_trials(study)
+    done = optuna.study.MaxTrialsCallback(work.trials, states=None)
+    while any(trial.state == optuna.trial.TrialState.WAITING for trial in study.trials):
+        study.optimize(objective, n_trials=1, callbacks=[done])
 
 
 def run(work: Work) -> None:
@@ -53,7 +41,7 @@ def run(work: Work) -> None:
         study_name="comparison", storage=storage(work), direction="maximize"
     )
     for number in range(work.trials):
-        study.enqueue_trial({"number": number}, user_attrs={"queued": True})
+        study.enqueue_trial({"number": number})
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=work_on, args=(work,)) for _ in range(work.workers)]
     for worker in workers:
