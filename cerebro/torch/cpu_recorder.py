@@ -227,20 +227,13 @@ def copy_arguments(value: Any, found: list[tuple[Any, Any]]) -> Any:
 
     Add all tensors, paired with their copies, to `found`.
     """
-    kind = type(value)
-    if kind in LEAVES:
-        return value
-    if kind in TENSORS:
-        copy = value.detach() if value.layout == torch.strided else value
-        found.append((value, copy))
-        return copy
-    if isinstance(value, (list, tuple)):
-        return [copy_arguments(item, found) for item in value]
-    if isinstance(value, dict):
-        return {key: copy_arguments(item, found) for key, item in value.items()}
-    if isinstance(value, torch.Tensor):
-        found.append((value, value))
-    return value
+
+    def copy(tensor: Any) -> Any:
+        is_ordinary = type(tensor) in TENSORS and tensor.layout == torch.strided
+        found.append((tensor, tensor.detach() if is_ordinary else tensor))
+        return found[-1][1]
+
+    return map_tensors(value, copy)
 
 
 def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -256,15 +249,9 @@ def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def all_tensors(value: Any) -> list[Any]:
-    if type(value) in LEAVES:
-        return []
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in all_tensors(item)]
-    return []
+    found: list[Any] = []
+    map_tensors(value, found.append)
+    return found
 
 
 def tensors_in(value: Any) -> list[Any]:

@@ -98,7 +98,7 @@ def _has_gradient(parameter: Any) -> bool:
 
 def _diagnose_model(model: Model, batch: Mapping[str, Any]) -> tuple[list[Finding], list[LossCall]]:
     network = model._network
-    batch = model._place_batch(dict(batch))
+    batch = network.place_batch(dict(batch))
     evaluated = _watch([model.net], batch, model._measure, model)
     network.set_training_mode()
     augmented = dict(batch)

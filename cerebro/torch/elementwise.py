@@ -176,7 +176,7 @@ def _rules() -> dict[Any, _Rule]:
         (rule("sqrt", "self"), aten.sqrt_.default, aten.sqrt.out),
         (rule("relu", "self"), aten.relu_.default, aten.relu.out),
         (threshold, aten.threshold_backward.grad_input),
-        (lambda given: given.make("copy", "src"), aten.copy_.default),
+        (rule("copy", "src"), aten.copy_.default),
         (lambda given: [Operation("fill", given.out, [], 0.0)], aten.zero_.default),
         (_make_counting, aten._foreach_add_.Scalar),
         (rule("fill", number="value"), aten.fill_.Scalar),

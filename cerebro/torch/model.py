@@ -23,7 +23,6 @@ import torch
 import cerebro._core as _core
 from cerebro.arguments import TORCH_MODEL, check_real_number, check_whole_number, explain_keywords
 from cerebro.data import Dataset
-from cerebro.data.depots import move_batch
 from cerebro.errors import InputError
 from cerebro.machine.devices import build_device
 from cerebro.model import (
@@ -255,7 +254,6 @@ class Model(TorchModel):
         self._optimizers, self._schedulers = optimizers, schedulers
         self.channels_last = any(map(is_channels_last, net.parameters()))
         self._network = Network(net, loss, optimizers, is_partial=state == "trainable")
-        self._device = self._network.device
         on_cpu = self._device.type == "cpu"
         autocast, scaler = make_amp(amp, self._device.type)
         self._meters = Meters(metered, accumulating, whole)
@@ -297,6 +295,10 @@ class Model(TorchModel):
                 self.record()
 
     @property
+    def _device(self) -> Any:
+        return self._network.device
+
+    @property
     def accumulate(self) -> int:
         """Batches per update; see the argument."""
         return self._updates.accumulate
@@ -324,7 +326,7 @@ class Model(TorchModel):
             The loss, a detached 0-d tensor, and the metrics. With `weight` the loss is a pair with
             the sum of the batch's weights.
         """
-        batch = self._place_batch(batch)
+        batch = self._network.place_batch(batch)
         try:
             return self._train(batch)
         except KeyError:
@@ -450,7 +452,7 @@ class Model(TorchModel):
         """Return the network's output for a batch, in evaluation mode, without gradients."""
         if self.net.training:
             self.net.eval()
-        batch = self._place_batch(batch)
+        batch = self._network.place_batch(batch)
         try:
             with torch.no_grad():
                 return self._objective.predict(batch)
@@ -659,7 +661,7 @@ class Model(TorchModel):
             )
         if self.net.training:
             self.net.eval()
-        batch = self._place_batch(batch)
+        batch = self._network.place_batch(batch)
         try:
             with torch.no_grad():
                 values, _, output, target = self._objective(batch)
@@ -675,12 +677,6 @@ class Model(TorchModel):
         return self._meters.compute_whole(
             *((outputs,) if self._target is None else (outputs, targets))
         )
-
-    def _place_batch(self, batch: Batch) -> Batch:
-        if self._device.type != "cuda":
-            return batch
-        away = (isinstance(v, torch.Tensor) and not v.is_cuda for v in batch.values())
-        return move_batch(batch, self._device) if any(away) else batch
 
     def _explain_missing_column(self, batch: Batch, with_target: bool = True) -> None:
         """Raise InputError if a KeyError was caused by a column that the batch lacks."""

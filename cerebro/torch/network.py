@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from cerebro.data.depots import move_batch
 from cerebro.errors import InputError
-from cerebro.model import Part
+from cerebro.model import Batch, Part
 from cerebro.torch.optimizer_step import groups_of
 from cerebro.torch.parameter_order import ParameterNames
 from cerebro.torch.state import frozen_names, gradients_of, load_gradients, load_net
@@ -21,17 +22,12 @@ class Network(Part):
     """
 
     def __init__(self, net: Any, loss: Any, optimizers: Sequence[Any], *, is_partial: bool) -> None:
-        self.net = net
-        self.parts = [net, loss] if isinstance(loss, torch.nn.Module) else [net]
-        """The modules with tensors that a training step may change."""
+        self.net, self._loss = net, loss
         self._optimizers = optimizers
-        self.parameters = self._list_parameters()
-        """The network's parameters in order, then other parameters of the optimizers.
-
-        The list is always the same object.
-        """
+        self._parameters = self._list_parameters()
+        self.device = self._parameters[0].device
         self.names = ParameterNames(net, loss)
-        self._built_with = len(self.parameters)
+        self._built_with = len(self._parameters)
         self._grown: list[Any] = []  # parameters of layers that were added in training
         self._is_partial = is_partial
         # The size of the state tells how much memory a model uses, but these are not in the state.
@@ -42,8 +38,14 @@ class Network(Part):
         self._trained_as_built: list[tuple[str, Any, bool]] = []  # known after build
 
     @property
-    def device(self) -> Any:
-        return self.parameters[0].device
+    def parts(self) -> list[Any]:
+        """The modules with tensors that a training step may change."""
+        return [self.net, self._loss] if isinstance(self._loss, torch.nn.Module) else [self.net]
+
+    @property
+    def parameters(self) -> list[Any]:
+        """The network's parameters in order, then others of the optimizers: always one list."""
+        return self._parameters
 
     def _list_parameters(self) -> list[Any]:
         theirs = (p for group in groups_of(self._optimizers) for p in group["params"])
@@ -59,14 +61,21 @@ class Network(Part):
 
         Return whether there are any.
         """
-        ids = {id(parameter) for parameter in self.parameters}
+        ids = {id(parameter) for parameter in self._parameters}
         new = [item for item in self._list_parameters() if id(item) not in ids]
         if new:
             self._grown = sorted(
                 [*self._grown, *new], key=lambda item: self.names.name_of(item) or ""
             )
-            self.parameters[self._built_with :] = self._grown
+            self._parameters[self._built_with :] = self._grown
         return bool(new)
+
+    def place_batch(self, batch: Batch) -> Batch:
+        """Return a batch on the network's GPU, if it has one."""
+        if self.device.type != "cuda":
+            return batch
+        away = (isinstance(v, torch.Tensor) and not v.is_cuda for v in batch.values())
+        return move_batch(batch, self.device) if any(away) else batch
 
     def set_training_mode(self) -> None:
         self.net.train()
@@ -74,12 +83,12 @@ class Network(Part):
             part.training = False
 
     def clip_gradients(self, norm: float) -> None:
-        torch.nn.utils.clip_grad_norm_(self.parameters, norm)
+        torch.nn.utils.clip_grad_norm_(self._parameters, norm)
 
     def drop_gradients(self) -> None:
         # Include parameters without an optimizer: their gradients would accumulate, count in
         # clip_norm, and be lost in a hop.
-        for parameter in self.parameters:
+        for parameter in self._parameters:
             parameter.grad = None
 
     # --- state ----------------------------------------------------------------
@@ -105,7 +114,7 @@ class Network(Part):
         return {"requires_grad": now} if now else {}
 
     def gradients(self) -> dict[str, Any]:
-        return gradients_of(self.parameters, self.names)
+        return gradients_of(self._parameters, self.names)
 
     def load_weights(self, state: Mapping[str, Any]) -> None:
         """Load ``requires_grad`` and ``net``, and drop all gradients."""
@@ -121,7 +130,7 @@ class Network(Part):
         """Load ``loss`` and ``gradients``."""
         if "loss" in state:
             load_net(self.parts[-1], state["loss"], partial=False)
-        load_gradients(self.parameters, state.get("gradients", {}), self.names)
+        load_gradients(self._parameters, state.get("gradients", {}), self.names)
 
 
 def place(net: Any, optimizers: Sequence[Any], others: Iterable[Any], device: str | None) -> None:

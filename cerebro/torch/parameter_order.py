@@ -92,9 +92,8 @@ def in_fixed_order(
     ordered["optimizer"] = join_parts([_sort_by_number(part) for part in parts])
     for part in _SORTED:
         if part in ordered:
-            ordered[part] = {
-                name: ordered[part][name] for name in sorted(ordered[part], key=_make_sort_key)
-            }
+            names = sorted(ordered[part], key=_make_sort_key)
+            ordered[part] = {name: ordered[part][name] for name in names}
     return ordered
 
 

@@ -49,7 +49,7 @@ _NOT_DETERMINISTIC = "training is not deterministic: the same batches twice gave
 
 _GENERATOR = "a random generator (a model that uses PyTorch's must set framework = 'torch')"
 
-_LISTED = re.compile(r"\.param_groups\[\d+\]\['params'\]\[\d+\]$|^model\.parameters\[\d+\]$")
+_LISTED = re.compile(r"\.param_groups\[\d+\]\['params'\]\[\d+\]$|^model\._parameters\[\d+\]$")
 """A parameter found only in an optimizer's list, or in the model's list of all parameters:
 `forward` has replaced it in the network by a new one, which is in the state.
 """
