@@ -74,7 +74,10 @@ class TensorBoard(Observer):
             self._writers[trial.number] = writer
             again = SessionLog(status=SessionLog.START)
             writer.add_event(_event(trial.epoch, session_log=again))
-            config = {name: _scalar(value) for name, value in flatten(trial.config).items()}
+            config = {
+                name: value if isinstance(value, (bool, int, float, str)) else repr(value)
+                for name, value in flatten(trial.config).items()
+            }
             writer.add_event(_event(0, summary=summary_v2.hparams_pb(config)))
         return self._writers[trial.number]
 
@@ -83,8 +86,3 @@ def _event(step: int, **content: Any) -> Any:
     from tensorboard.compat.proto.event_pb2 import Event
 
     return Event(wall_time=time.time(), step=step, **content)
-
-
-def _scalar(value: Any) -> Any:
-    """Return a setting as a type that TensorBoard can hold."""
-    return value if isinstance(value, (bool, int, float, str)) else repr(value)

@@ -186,15 +186,12 @@ class PBT(AdaptiveSearcher):
             self._values = dict.fromkeys(self._members, math.inf)
             return []
         for place, trial in enumerate(self._members):
-            parent = self._pick(best, place) if trial in losers else -1
+            (share,) = _core.random_doubles(1, self._seed, "search", self._generation, place)
+            parent = best[min(int(share * len(best)), len(best) - 1)] if trial in losers else -1
             self._waiting.append([place, trial, parent])
         # Suggest clones first, before their parents train further.
         self._waiting.sort(key=lambda item: item[2] < 0)
         return [trial for trial in self._members if trial in losers and trial in alive]
-
-    def _pick(self, best: Sequence[int], place: int) -> int:
-        (share,) = _core.random_doubles(1, self._seed, "search", self._generation, place)
-        return best[min(int(share * len(best)), len(best) - 1)]
 
     def dropped(self) -> list[int]:
         trials, self._dropped = self._dropped, []

@@ -151,7 +151,12 @@ def optimize(
     if define is not None and not callable(define):
         raise InputError(f"define must be a function, not {define!r}")
     observers = _check_several("callbacks", callbacks, callable, "functions")
-    caught = _check_several("catch", catch, _is_exception, "exceptions' classes")
+    caught = _check_several(
+        "catch",
+        catch,
+        lambda kind: isinstance(kind, type) and issubclass(kind, Exception),
+        "exceptions' classes",
+    )
     folder = None if run is None else path_of("run", run)
     searcher = StudySearcher(
         StudyOfRun(study, str(folder or ""), observers),
@@ -239,7 +244,3 @@ def _check_several(
     if not all(map(fits, values)):
         raise InputError(f"{name} must be a list of {kind}, not {given!r}")
     return values
-
-
-def _is_exception(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Exception)

@@ -139,7 +139,9 @@ class Session:
         why = "the engine's run has ended"
         work, requested = self._work, self._requested
         try:
-            self._wait_for_owner()
+            end = time.monotonic() + OWNER_SECONDS
+            while owner_of(self._folder) is not None and time.monotonic() < end:
+                time.sleep(0.05)
             executor = work.make_executor()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the warnings would not be shown
@@ -165,11 +167,6 @@ class Session:
             why = text_of(error, 2000) or type(error).__name__
         requested.close(why)
         requested.wake_pipe.close()
-
-    def _wait_for_owner(self) -> None:
-        end = time.monotonic() + OWNER_SECONDS
-        while owner_of(self._folder) is not None and time.monotonic() < end:
-            time.sleep(0.05)
 
     def on_run_start(self, result: Any) -> None:
         self._result = result

@@ -58,7 +58,7 @@ def _convert_mapping(mapping: Mapping[str, Any], originals: Originals) -> dict[A
     return result
 
 
-def _convert_condition(item: When, originals: Originals) -> When:
+def _convert_condition(item: Any, originals: Originals) -> Any:
     """Return a condition, with its value or list of values as configurations have them."""
     if not isinstance(item.space, Mapping):
         return item  # as_space raises an error

@@ -42,8 +42,8 @@ class ScoredModel(Model):
         x, y = super()._columns(dict(batch))
         return x, y if self._labels is None else self._labels[y]
 
-    def _values(self, x: Any, y: Any) -> dict[str, Any]:
-        return self._compute_means(x, y, self.estimator.predict(x))  # batches are not scored
+    def eval_batch(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        return self._measure(batch)[0]  # batches are not scored
 
     def _measure(self, batch: Mapping[str, Any]) -> tuple[dict[str, float], tuple[Any, ...]]:
         means, parts = super()._measure(dict(batch))

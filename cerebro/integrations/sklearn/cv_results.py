@@ -50,8 +50,13 @@ def conclude(result: Result, originals: Originals, refit: Any) -> dict[str, Any]
 
 def cv_results(result: Result, originals: Originals) -> dict[str, Any]:
     """Return a run with folds as scikit-learn's table of a search: one value per configuration."""
+    from scipy.stats import rankdata
+
     trials = result.trials
-    scores = np.array([[_get_score(trial, fold) for fold in trial.folds] for trial in trials])
+    scores = np.array(
+        [[fold.metrics.get(SCORE, math.nan) for fold in trial.folds] for trial in trials], float
+    )
+    scores[[trial.status in ("failed", "diverged") for trial in trials]] = math.nan
     params = [restore_choices(trial.config, originals) for trial in trials]
     table: dict[str, Any] = _collect_times(result, scores.shape)
     for name in sorted({name for config in params for name in config}):
@@ -65,24 +70,14 @@ def cv_results(result: Result, originals: Originals) -> dict[str, Any]:
         table[f"split{fold}_test_score"] = scores[:, fold]
     table["mean_test_score"] = scores.mean(axis=1)
     table["std_test_score"] = scores.std(axis=1)
-    table["rank_test_score"] = _rank_means(table["mean_test_score"])
+    # The highest mean has rank 1, ties share the lowest rank, NaN comes last.
+    losses = np.where(np.isnan(table["mean_test_score"]), np.inf, -table["mean_test_score"])
+    table["rank_test_score"] = rankdata(losses, method="min").astype(np.int32)
     table["epochs"] = np.array(
         [t.epoch if t.best_epoch is None else t.best_epoch + 1 for t in trials], np.int64
     )
     table["status"] = np.array([trial.status for trial in trials])
     return table
-
-
-def _get_score(trial: Any, fold: Any) -> float:
-    """Return the score of a fold at its configuration's best epoch; NaN if any fold failed."""
-    failed = trial.status in ("failed", "diverged")
-    return math.nan if failed else float(fold.metrics.get(SCORE, math.nan))
-
-
-def _rank_means(means: Any) -> Any:
-    """Return ranks from 1, the highest mean first; ties share the lowest rank, NaN comes last."""
-    comparable = np.where(np.isnan(means), -np.inf, means)
-    return np.array([1 + int((comparable > mean).sum()) for mean in comparable], np.int32)
 
 
 def _collect_times(result: Result, shape: tuple[int, ...]) -> dict[str, Any]:

@@ -185,8 +185,8 @@ class Model(BaseModel):
 
     def eval_batch(self, batch: Batch) -> dict[str, Any]:
         """Return loss and metrics of one batch."""
-        self._check_fitted()
-        return self._values(*self._columns(batch))
+        means, parts = self._measure(batch)
+        return {**means, **self._measure_whole(parts)} if parts else means
 
     @property
     def evaluates_whole(self) -> bool:
@@ -207,10 +207,6 @@ class Model(BaseModel):
         if self._kind == "transformer":
             return self.estimator.transform(x)
         return self.estimator.predict(x)
-
-    def _values(self, x: Any, y: Any) -> dict[str, Any]:
-        predicted = self.estimator.predict(x) if y is not None else None
-        return {**self._compute_means(x, y, predicted), **self._measure_whole((x, y, predicted))}
 
     def _training_values(self, x: Any, y: Any) -> dict[str, Any]:
         """Return a training batch's metrics, without those that cannot be computed on it."""
