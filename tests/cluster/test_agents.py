@@ -229,9 +229,8 @@ def test_a_terminated_agent_reports_that_it_was_in_no_search(tmp_path):
     read_key_file(key, create=True)
     line = "import sys, threading, os, signal; from cerebro.cluster import agent; "
     line += "begin = agent.Agent.run; "
-    line += (
-        "agent.Agent.run = lambda self: (os.kill(os.getpid(), signal.SIGTERM), begin(self))[1]; "
-    )
+    line += "stop = lambda: os.kill(os.getpid(), signal.SIGTERM); "
+    line += "agent.Agent.run = lambda self, **options: (stop(), begin(self, **options))[1]; "
     line += "from cerebro.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", line, "agent", "--connect", address, "--key", str(key)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -341,7 +341,7 @@ def test_a_trial_is_strict_until_an_operation_has_no_deterministic_version(conte
     first = done(runner, task(0, 0))
     assert first.steps.not_exact == ("put_",)
     assert Putting.warn_only[:2] == [False, False]  # and then all of the unit once more
-    assert Putting.warn_only[2:] == [True] * first.batches
+    assert Putting.warn_only[2:] == [True] * first.total.batches
     alone = UnitRunner(context, worker=0)
     assert first.state.hash == done(alone, task(0, 1)).state.hash
     del Putting.warn_only[:]
