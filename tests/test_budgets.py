@@ -17,102 +17,63 @@ PACKAGE = ROOT / "cerebro"
 LINES = {
     "__init__.py": 140,
     "__main__.py": 20,
-    "_worker.py": 350,
-    "api": 2_400,
-    "arguments.py": 480,
-    "callbacks": 640,
-    "cli": 2_400,
-    "cluster": 4_750,
+    "_worker.py": 230,
+    "api": 2_150,
+    "arguments.py": 360,
+    "callbacks": 320,
+    "cli": 2_150,
+    "cluster": 5_800,
     "control.py": 180,
-    "coordinator": 5_450,
-    "dask.py": 230,
-    "data": 9_550,
+    "coordinator": 5_100,
+    "dask.py": 20,
+    "data": 8_900,
     "errors.py": 200,
-    "executors": 2_050,
-    "jax": 880,
-    "keras": 760,
-    "machine": 4_700,
-    "model.py": 590,
-    "native.py": 290,
-    "optuna.py": 650,
-    "ray": 2_700,
-    "report": 4_500,
-    "results": 3_350,
-    "run": 3_800,
-    "searchers": 2_400,
-    "sklearn": 1_650,
-    "space": 1_450,
-    "spark.py": 340,
-    "testing.py": 190,
-    "torch": 10_250,
-    "transforms.py": 460,
-    "worker": 6_200,
+    "executors": 2_000,
+    "integrations": 8_600,
+    "jax.py": 10,
+    "keras.py": 20,
+    "machine": 4_600,
+    "model.py": 650,
+    "native.py": 280,
+    "optuna.py": 30,
+    "ray": 40,
+    "report": 4_200,
+    "results": 3_100,
+    "run": 3_600,
+    "searchers": 1_750,
+    "sklearn.py": 20,
+    "space": 1_400,
+    "spark.py": 20,
+    "testing.py": 200,
+    "torch": 7_900,
+    "transforms.py": 430,
+    "worker": 6_000,
 }
 """The most lines of Python in each folder and file of the package, a little above today's."""
 
-MOST_FILES = 325
+MOST_FILES = 330
 """Of the package, a little above today's."""
 
 MOST_LINES = 700
-LONGER = {
-    "cluster/executor.py": 920,
-    "coordinator/coordinator.py": 770,
-    "data/dataset.py": 1060,
-    "results/trial.py": 740,
-    "sklearn/search_cv.py": 720,
-    "torch/lightning.py": 900,
-    "torch/model.py": 1110,
-    "worker/runner.py": 980,
-}
+LONGER: dict[str, int] = {}
 """Files with more lines, and how many they may have."""
 
 MOST_FIELDS = 15
 MORE_FIELDS = {
     "api/plan.py:Plan": 17,
-    "cluster/agent.py:Agent": 20,
-    "cluster/executor.py:ClusterExecutor": 40,
-    "cluster/hub.py:Hub": 17,
-    "cluster/hub.py:Line": 16,
-    "cluster/supervisor.py:Supervisor": 24,
-    "coordinator/coordinator.py:Coordinator": 31,
-    "coordinator/trial.py:LiveTrial": 28,
-    "executors/local.py:LocalExecutor": 28,
-    "optuna.py:StudySearcher": 24,
-    "ray/tune/requests.py:RequestedTrials": 17,
-    "ray/tune/searcher.py:TuneSearcher": 21,
-    "run/settings.py:Settings": 26,
-    "sklearn/search_cv.py:SearchCV": 29,
-    "torch/lightning.py:LightningModel": 22,
-    "torch/lightning_trainer.py:Trainer": 41,
-    "torch/model.py:Model": 42,
-    "torch/recorded_step.py:RecordedStep": 22,
-    "worker/messages.py:CheckDone": 16,
-    "worker/messages.py:RunContext": 16,
-    "worker/messages.py:UnitDone": 23,
-    "worker/runner.py:UnitRunner": 27,
+    "coordinator/trial.py:LiveTrial": 20,
+    "integrations/sklearn/search_cv.py:SearchCV": 24,
+    "torch/model.py:Model": 16,
 }
-"""Classes with more fields, and how many they may have."""
+"""Classes with more fields, and how many they may have; scikit-learn wants each argument of
+`SearchCV` as an attribute.
+"""
 
 PRIVATE = {
-    "api/replay.py": 1,
-    "api/resume.py": 2,
-    "api/search.py": 1,
     "cli/compare.py": 1,
-    "cluster/supply.py": 9,
-    "coordinator/conduct.py": 2,
-    "ray/tune/names.py": 1,
-    "ray/tune/searcher.py": 1,
-    "results/out_of_fold.py": 2,
-    "results/saved_run.py": 4,
-    "searchers/optuna_terms.py": 1,
-    "sklearn/model.py": 2,
-    "torch/frozen_trunk.py": 1,
-    "torch/row_weights.py": 1,
-    "worker/diagnosis/data.py": 10,
-    "worker/diagnosis/diagnose.py": 4,
-    "worker/hop_check.py": 1,
-    "worker/jobs.py": 1,
-    "worker/runner.py": 3,
+    "integrations/optuna/terms.py": 1,
+    "integrations/ray_tune/searcher.py": 1,
+    "worker/diagnosis/diagnose.py": 3,
 }
 """How often a file uses private names of another folder. Everything else has none."""
 
@@ -162,7 +123,8 @@ def private_names(tree: ast.Module) -> set[str]:
 
 
 def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
+    """Return whether a name is private; ``_replace`` is a public method of named tuples."""
+    return name.startswith("_") and not name.startswith("__") and name != "_replace"
 
 
 def private_uses(tree: ast.Module) -> Iterator[str]:
