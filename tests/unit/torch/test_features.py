@@ -507,7 +507,7 @@ def test_a_gpu_plan_counts_copy_and_compute_time(
             yield {"x": torch.zeros(10, 2)}
 
     monkeypatch.setattr(
-        feature_plan,
+        trunk,
         "make_derivation",
         lambda *_, **options: SimpleNamespace(batches=lambda rows, shard, copy: Loading()),
     )
