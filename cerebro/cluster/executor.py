@@ -211,7 +211,7 @@ class ClusterExecutor(ABC):
 
     def holders(self) -> Mapping[int, Sequence[int]] | None:
         """Return the workers that can read each pool; None: all read all."""
-        return self._transfers.holders()
+        return None if self._hub is None else self._transfers.holders()
 
     def load(self, worker: int, pool: int) -> None:
         """Make a pool readable for a worker and all others on its node."""
