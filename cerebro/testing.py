@@ -88,11 +88,10 @@ def drive(
     """
     the_searcher = make_searcher(searcher)
     name = type(the_searcher).__name__
+    ranking, limits = Ranking(metric, mode, "best"), Limits(epochs=epochs, n_trials=n_trials)
+    strategy = Strategy(searcher_name=name, width=width, asynchronous=asynchronous)
     settings = SearchSettings(
-        ranking=Ranking(metric, mode, "best"),
-        strategy=Strategy(searcher_name=name, width=width, asynchronous=asynchronous),
-        limits=Limits(epochs=epochs, n_trials=n_trials),
-        exactness=Exactness(seed=seed),
+        ranking=ranking, strategy=strategy, limits=limits, exactness=Exactness(seed=seed)
     )
     the_space = as_space(SPACE if space is None else space)
     search = SimulatedSearch(the_searcher, the_space, settings)
