@@ -105,9 +105,9 @@ def test_a_trial_is_in_the_store_before_its_first_unit(data, tmp_path, monkeypat
     """Also one that is suggested later: its slots would be nobody's."""
     known, unwritten = set(), set()
 
-    def add_trial(store, number, *rest):
-        unwritten.add(number)
-        real_add(store, number, *rest)
+    def add_trial(store, record):
+        unwritten.add(record.number)
+        real_add(store, record)
 
     def flush(store):
         real_flush(store)
@@ -130,9 +130,9 @@ def test_a_trials_epoch_target_is_in_the_store_before_it_trains_on(data, tmp_pat
     """A trial that was paused and is to go on: its slots would be beyond its epochs."""
     known, unwritten = {}, {}
 
-    def add_trial(store, number, config, status, epochs, *rest):
-        unwritten[number] = epochs
-        real_add(store, number, config, status, epochs, *rest)
+    def add_trial(store, record):
+        unwritten[record.number] = record.target_epochs
+        real_add(store, record)
 
     def set_epochs(store, number, epochs):
         unwritten[number] = epochs

@@ -13,10 +13,13 @@ from cerebro.coordinator.coordinator import RunClock
 from cerebro.coordinator.dispatcher import Dispatcher
 from cerebro.errors import WorkerError
 from cerebro.worker.messages import (
+    CommittedState,
+    ProcessNotes,
     RunContext,
     RunFolders,
     Task,
     UnitDone,
+    UnitSums,
     WarmTask,
     WorkerLost,
 )
@@ -71,7 +74,9 @@ def begin(dispatcher: Dispatcher) -> Task:
 
 
 def done(worker: int, task: Task, *libraries: str) -> UnitDone:
-    return UnitDone(worker, task, 4, 1, {}, 0.0, 0.1, False, 0, libraries=libraries)
+    total, state = UnitSums(4, 1, {}), CommittedState(0)
+    process = ProcessNotes(libraries)
+    return UnitDone(worker, task, total, 0.0, 0.1, False, state, process=process)
 
 
 def test_each_unit_is_sent_once_and_the_next_follows(
