@@ -21,6 +21,7 @@ from cerebro.machine import (  # noqa: E402
     environment,
 )
 from cerebro.machine.devices import Found  # noqa: E402
+from cerebro.run.settings import Exactness  # noqa: E402
 
 SPACE = {"rate": [0.1, 0.2, 0.3, 0.4]}
 
@@ -198,7 +199,8 @@ def reports(*gpus):
 
 
 def admission(device="cuda:0", one_kind=None):
-    return Admission(None, None, SimpleNamespace(device=device, threads=1), None, one_kind)
+    context = SimpleNamespace(device=device, exactness=Exactness(threads=1))
+    return Admission(None, None, context, None, one_kind)
 
 
 def test_a_gpu_that_cannot_be_used_is_refused_by_its_nodes_name():

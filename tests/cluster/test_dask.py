@@ -19,6 +19,7 @@ from dialing import AtUnit, events, left_over, same, same_derived, search
 
 import cerebro
 from cerebro.errors import InputError
+from cerebro.run.settings import Exactness
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def test_dask_workers_may_be_threads_of_this_process(data, tmp_path, monkeypatch
 
 class _Context:
     def __init__(self, threads):
-        self.threads = threads
+        self.exactness = Exactness(threads=threads)
 
 
 def test_an_unusable_client_is_refused(client, data, tmp_path):

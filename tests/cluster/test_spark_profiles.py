@@ -32,6 +32,7 @@ from sparks import ALL, running
 import cerebro
 from cerebro.cluster.engines import spark as module
 from cerebro.errors import InputError
+from cerebro.run.settings import Exactness
 
 standin, script = sparks.standin, sparks.script
 data, expected, all_come = sparks.data, sparks.expected, sparks.all_come
@@ -69,7 +70,8 @@ def spark(script, tmp_path_factory):
 def test_tasks_get_the_requested_cores_and_gpus(spark, threads, share, tasks, slots):
     """And how many of them run at once, as Spark counts them."""
     executor = cerebro.spark.Executor(spark, gpus=share or None)
-    context = SimpleNamespace(threads=threads, device="cuda:0" if share else "cpu")
+    exactness = Exactness(threads=threads)
+    context = SimpleNamespace(exactness=exactness, device="cuda:0" if share else "cpu")
     stage = executor._make_engine(context)
     assert (stage._profile and amounts(stage._profile)) == tasks
     assert stage.size == slots
@@ -99,7 +101,7 @@ def test_a_profile_of_tasks_is_used_as_it_is(spark, data, tmp_path):
     tasks = TaskResourceRequests().cpus(3)
     profile = ResourceProfile(_task_req=tasks.requests)
     executor = copy.deepcopy(cerebro.spark.Executor(spark, profile=profile))
-    stage = executor._make_engine(SimpleNamespace(threads=1, device="cpu"))
+    stage = executor._make_engine(SimpleNamespace(exactness=Exactness(), device="cpu"))
     assert amounts(stage._profile) == {"cpus": 3} and stage.size == 1
     result = pictures.search(data, tmp_path / "run", executor=executor)
     assert {line.split()[1] for line in pictures.printed(result)} == {"cpu"}
