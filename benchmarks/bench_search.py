@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -31,7 +32,7 @@ import torch
 import cerebro
 from benchmarks.harness import Bench, parser
 from benchmarks.plain_search import add_plain
-from cerebro.worker.messages import Task
+from cerebro.worker import messages
 
 FEATURES = 128
 
@@ -63,7 +64,8 @@ class Clock:
 @contextlib.contextmanager
 def without_durable_states() -> Iterator[None]:
     """Make workers skip writing epoch states."""
-    with mock.patch("cerebro.coordinator.coordinator.Task", partial(Task, keep_state=False)):
+    ours = {**vars(messages), "Task": partial(messages.Task, keep_state=False)}
+    with mock.patch("cerebro.coordinator.coordinator.messages", SimpleNamespace(**ours)):
         yield
 
 

@@ -41,7 +41,7 @@ FUNCTIONS: list[tuple[str, Any, str]] = [
     ("random generators", runner.generators, "restore"),
     ("random generators", runner.generators, "_seed_started"),
     ("random generators", runner.generators, "make_restorer"),
-    ("state_dict()", runner, "pack_tree"),
+    ("state_dict()", runner.models, "pack_tree"),
     ("files of the shards", Loaders, "verify"),
     ("memory use", runner.memory, "read_usage"),
     ("model and slots", UnitRunner, "_take_model"),

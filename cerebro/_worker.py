@@ -32,7 +32,7 @@ from cerebro.machine.imports import Sources, note_imported
 from cerebro.machine.libraries import JAX
 from cerebro.machine.turns import Turns
 from cerebro.worker import streams
-from cerebro.worker.clock import BeatClock, LateTasks
+from cerebro.worker.clock import STANDARD_ERROR, BeatClock, LateTasks
 from cerebro.worker.jobs import execute
 from cerebro.worker.log import flush_output, log_path, make_streams_last
 from cerebro.worker.messages import (
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     guard.enter_worker()  # an imported script must not start a search
     make_streams_last()
-    faulthandler.enable(2)  # a crash in C code writes its traceback to the log
+    faulthandler.enable(STANDARD_ERROR)  # a crash in C code writes its traceback to the log
     descriptors = list(map(int, arguments))
     process = Process(Turns(streams.KEPT) if len(descriptors) > 2 else None)
     workers = []

@@ -447,7 +447,7 @@ class Unchecked:
 class Part:
     """An object that keeps attributes of a model.
 
-    The checks of a hop look at them as at the model's own, and name them so.
+    The checks of a hop treat them as the model's own attributes, and name them accordingly.
     """
 
 

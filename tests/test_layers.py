@@ -145,7 +145,7 @@ CONTRACTS = {
 MORE_CONTRACTS = {
     **{name: {"torch"} for name in ("lightning", "skorch", "transformers")},
     "optuna": {"run"},
-    "ray_tune": {"executors", "run", "cluster", "ray.cluster"},
+    "ray_tune": {"executors", "run", "cluster"},
 }
 
 # --- C ------------------------------------------------------------------------

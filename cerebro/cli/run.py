@@ -31,7 +31,7 @@ from cerebro.errors import InputError
 COUNTS = {
     "epochs": "epochs per trial",
     "n-trials": "trials to run",
-    "workers": "worker processes; 0: train in this process (one per core)",
+    "workers": "worker processes; 0: only this process (one per core)",
     "threads": "compute threads per worker (1)",
     "workers-per-device": "worker processes for each GPU (1)",
     "batch-size": "rows per batch",

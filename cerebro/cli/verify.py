@@ -55,10 +55,11 @@ def _verify_data(place: Path | str, as_json: bool) -> int:
     from cerebro.data.shards import find_damage
     from cerebro.report import format as fmt
 
-    if isinstance(place, Path):
-        problems = [str(damage) for damage in find_damage(place)]
+    data = None if isinstance(place, Path) else cerebro.Dataset(place)
+    problems: list[str] = []
+    if data is None:
+        problems = [str(damage) for damage in find_damage(Path(place))]
     else:
-        problems, data = [], cerebro.Dataset(place)
         try:
             data.verify()
         except CorruptDataError as error:
@@ -67,7 +68,7 @@ def _verify_data(place: Path | str, as_json: bool) -> int:
         print_json({"path": place, "problems": problems})
         return 1 if problems else 0
     if not problems:
-        data = cerebro.Dataset(place)
+        data = cerebro.Dataset(place) if data is None else data
         print(f"{place}: {data.num_shards} shards, {fmt.size(data.nbytes)}: all checksums match")
     return _complain(place, problems)
 

@@ -10,17 +10,13 @@ is shared with `cerebro.ray`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from cerebro.machine.imports import import_lazily
 
 if TYPE_CHECKING:
     from cerebro.cluster.connected_executor import Executor
 
 __all__ = ["Executor"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "Executor":
-        from cerebro.cluster.connected_executor import Executor
-
-        return Executor
-    raise AttributeError(f"module 'cerebro.cluster' has no attribute {name!r}")
+__getattr__ = import_lazily(__name__, {"Executor": "cerebro.cluster.connected_executor"})

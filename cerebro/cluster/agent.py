@@ -325,6 +325,6 @@ def is_refused(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), STEP_SECONDS).close()
-    except OSError as error:  # any other one does not tell
+    except OSError as error:  # any other error says nothing
         return isinstance(error, ConnectionRefusedError)
     return False

@@ -309,9 +309,14 @@ class Hub:
     # --- messages of agents ----------------------------------------------------
 
     def wait(self, seconds: float, others: Sequence[int]) -> set[int]:
+        """Wait up to `seconds`; return which of the descriptors in `others` are readable.
+
+        May return early, once an agent's future is done.
+        """
         return self._socket.wait(seconds, others)
 
     def release(self) -> None:
+        """Prepare for a wait of this thread on futures, other than by `wait`."""
         self._socket.give_back()
 
     def _serve(self) -> None:

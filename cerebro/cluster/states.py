@@ -80,7 +80,7 @@ class HeldStates:
         self._keeping[trial] = state.position
 
     def end_keeping(self, trial: int, state: HeldState) -> bool:
-        """Note that a state was written; return whether no later one of the trial is."""
+        """Note that a state was written; return False if a later one of the trial replaces it."""
         if self._keeping.get(trial) != state.position:
             return False
         del self._keeping[trial]

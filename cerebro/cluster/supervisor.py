@@ -103,7 +103,7 @@ class AgentProcess:
         (self._number,) = self._local.start(context)
 
     def restart(self) -> None:
-        """Start another process; there is none if this raises CerebroError."""
+        """Start another process. If this raises CerebroError, no process is left."""
         if self._local is not None:
             try:
                 self._number = self._local.replace(self._number)
@@ -280,8 +280,8 @@ class Supervisor:
         self._gone: set[str] = set()  # agents
 
     # The coordinator calls most public methods by name, with messages: `agent.call("begin", ...)`
-    # or `agent.control("receive", ...)` in executor.py, supply.py and admission.py of this folder.
-    # `Agent._begin_call` looks the names up.
+    # or `agent.control("receive", ...)` in executor.py, supply.py, admission.py and hub.py of this
+    # folder. `Agent._begin_call` looks the names up.
 
     # --- before a run ------------------------------------------------------
 

@@ -77,7 +77,7 @@ class RunClock:
         return True
 
     def seconds_left(self) -> float | None:
-        """Return the seconds until the time limit; None if there is none, or it is over."""
+        """Return the seconds until the time limit; None without a limit, or once it has passed."""
         if self.limit is None or self.is_over:
             return None
         return max(0.0, self._seconds_left(self.limit))

@@ -44,7 +44,7 @@ def raise_if_all_failed(
     others: Mapping[str, int] | None = None,
     folder: Path | None = None,
 ) -> None:
-    """Raise RunError if all trials failed, or there was none; `others` counts further statuses."""
+    """Raise RunError if there were no trials or all failed; `others` counts further statuses."""
     counts = Counter(record.status for record in records) + Counter(others)
     total = counts.total()
     if not records:

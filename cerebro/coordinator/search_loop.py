@@ -247,7 +247,7 @@ class SearchLoop:
                 self._trials.shelve(trial)
 
     def _report_again(self, trial: LiveTrial) -> None:
-        """Report a trial that was stopped early again, or a searcher would wait for it forever."""
+        """Report again for a trial that was stopped early: a searcher would wait for it forever."""
         if not self.searcher.adaptive:
             return
         self.rounds.join(trial.record.number)

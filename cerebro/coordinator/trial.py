@@ -65,7 +65,7 @@ class LiveTrial:
     history: list[dict[str, Any]] = field(default_factory=list)
     """The history that `EarlyStopping` reads."""
     noted: set[Any] = field(default_factory=set)
-    """What the run's events have of it already, such as its warnings."""
+    """What the run's events already record about it, such as its warnings."""
 
     @property
     def in_training(self) -> Sequence[LiveTrial]:

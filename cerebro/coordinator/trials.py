@@ -60,7 +60,7 @@ class TrialTable(ABC, Generic[TrialKind]):
         return len(self.by_number) + self.forgotten.total()
 
     def status_of(self, number: Any) -> Status | None:
-        """Return the status of a trial, forgotten or not; None if `number`, any object, is none."""
+        """Return the status of a trial, forgotten or not; None if `number` is not a trial's."""
         trial = self.by_number.get(number)
         if trial is not None:
             return trial.record.status
@@ -372,7 +372,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         def is_awaited(number: int) -> bool:
             return self.by_number[number].worker is not None or is_expected(number)
 
-        # `clear_pause` or the begin of the last clone adds the other trials to `_over` again.
+        # The others return to `_over` in `clear_pause`, or when their last clone begins.
         unused = self._forget_unused(is_awaited, self.states.is_needed)
         for trial in unused:
             if trial.scheduled:

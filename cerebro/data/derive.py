@@ -99,6 +99,8 @@ class Recipe:
 
     def bytes_of(self, shard: int) -> int:
         """Return the bytes of a shard: of the derived columns, and of the kept ones as stored."""
+        if self.view.shards.url is None:  # else the manifest alone gives the sizes
+            self.view.shards.check_sizes(shard)  # before ragged columns' offsets are read
         derived = sum(column.item_bytes for column in self.columns[len(self.kept) :])
         kept = sum(self.view.part_bytes(column, shard) for column in self.kept)
         return kept + derived * self.view.shard_rows[shard]

@@ -121,13 +121,16 @@ def shard(
     """
     arguments = _check_arguments(shards, columns, dtypes, shuffle, seed)
     place: _Folder | Upload
+    where: str | Path
     with contextlib.ExitStack() as stack:
         if isinstance(path, str) and is_url(path):
             place = stack.enter_context(Upload(path))
+            where = place.url
         else:
-            place = _Folder(path_of("path", path).absolute())
+            where = path_of("path", path).absolute()  # the source may change the working directory
+            place = _Folder(where)
         _make_dataset(source, place, path, arguments, columns, dtypes, exist_ok, progress)
-        return Dataset(path)
+        return Dataset(where)
 
 
 def _make_dataset(

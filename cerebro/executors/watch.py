@@ -86,7 +86,7 @@ class Watchdog:
 
     @property
     def next_look(self) -> float | None:
-        """When to look at the busy workers, on the monotonic clock; None if there are none."""
+        """When to look at the busy workers, on the monotonic clock; None if no worker is busy."""
         return self._next_look if self._watches else None
 
     def begin(self, worker: int, task: Job) -> None:

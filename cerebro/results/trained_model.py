@@ -338,7 +338,10 @@ def _find_rows(data: Dataset, view: Dataset) -> Array:
     """Return the row numbers, in `data`, of the rows of a view."""
     numbers, start = [], 0
     for whole, part in zip(data.view.parts, view.view.parts, strict=True):
-        held = np.asarray(part, np.int64)
+        if isinstance(part, range):
+            held = np.arange(part.start, part.stop)
+        else:
+            held = np.asarray(part, np.int64)
         if isinstance(whole, range):
             numbers.append(start + held - whole.start)
         else:

@@ -194,7 +194,10 @@ class Owner:
             ) from error
 
     def keep(self) -> None:
-        """Make the lock's file again if it is missing, unless it was taken; at every commit."""
+        """Make the lock's file again if it is missing; called at every commit.
+
+        Raises InputError if another process has taken the run.
+        """
         with _guard:
             if self._released.is_set() or self.process.pid != os.getpid():
                 return

@@ -160,7 +160,10 @@ def remove_held(epoch_dir: Path) -> None:
 
 
 def read_state(kept: KeptState) -> bytes:
-    """Read a kept state, even if it is about to get its final name; raise CorruptDataError."""
+    """Read a kept state, even if it is about to get its final name.
+
+    Raises CorruptDataError if it is missing or damaged.
+    """
     path = Path(kept.file)
     for name in (path, path.with_name(unpublished_name(path.name, kept.state_hash)), path):
         with contextlib.suppress(FileNotFoundError):

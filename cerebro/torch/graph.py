@@ -283,9 +283,7 @@ class GraphedStep:
             return values  # type: ignore[no-any-return]
 
     def _capture(self, batch: Batch) -> _Graph:
-        tensors = {n: v for n, v in batch.items() if isinstance(v, torch.Tensor)}
-        static = batch | {name: torch.empty_like(value) for name, value in tensors.items()}
-        fill(static, batch)
+        static = copy_values(batch)
         self._rates.fill()
         values, replay, held = self._recorder.capture(lambda: self._run_ordinary(static))
         settings, places = _settings_of(self._optimizers), self._state.places()
@@ -325,6 +323,7 @@ class GraphedStep:
 
     def _forget(self) -> None:
         self._graph = None
+        self._state.forget_listing()
         self._compared = 0
         self._seen.clear()
 

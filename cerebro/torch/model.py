@@ -52,10 +52,10 @@ from cerebro.torch.graph import CudaRecorder, GraphedStep, make_capturable
 from cerebro.torch.network import Network, is_channels_last, place
 from cerebro.torch.objective import Meters, Objective
 from cerebro.torch.outputs import TorchModel, to_float32
-from cerebro.torch.parameter_order import in_fixed_order, in_own_order
+from cerebro.torch.parameter_order import in_own_order
 from cerebro.torch.recorded_step import RecordedStep
 from cerebro.torch.row_weights import check_column, check_weight
-from cerebro.torch.state import load_clone, require_parts
+from cerebro.torch.state import require_parts
 from cerebro.torch.torchmetrics import Metrics
 from cerebro.torch.updates import Updates
 
@@ -498,29 +498,13 @@ class Model(TorchModel):
             self._graphed.request_check()
         for recorded in self._recorded:
             recorded.request_check()
+        self._updates.forget_pending()
         self._network.load_weights(state)
         state = in_own_order(state, self._optimizers, self._schedulers, self._network.names)
         self._updates.load_state_dict(state)
         if self._meters:
             self._meters.load_state_dict(state["metrics"])
         self._network.load_rest(state)
-
-    def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        """Continue from another trial's state with this trial's hyperparameters.
-
-        Weights, moments and the scheduler's position come from the parent. The settings of
-        parameter groups (learning rate, weight decay, ...) and of torch's schedulers (base learning
-        rates, decay, milestones, ...) stay as `build` made them from `config`; schedulers that are
-        not torch's keep only their base learning rates. If a scheduler has changed the parent's
-        learning rate, this trial's learning rate is scaled by the same factor until its own
-        scheduler steps.
-        """
-        state = in_own_order(state, self._optimizers, self._schedulers, self._network.names)
-        load_clone(self.load_state_dict, self._optimizers, self._schedulers, state)
-
-    def in_fixed_order(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a state of this model in an order that is the same in every process."""
-        return in_fixed_order(state, self._optimizers, self._schedulers)
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.net.parameters())

@@ -1,20 +1,48 @@
-"""What all models of PyTorch have in common, and their outputs, which may be nested."""
+"""What all PyTorch models have in common, and their outputs, which may be nested."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cerebro.model import BaseModel, is_joinable
+from cerebro.torch.parameter_order import in_fixed_order, in_own_order
+from cerebro.torch.state import load_clone
+
+if TYPE_CHECKING:
+    from cerebro.torch.network import Network
 
 
 class TorchModel(BaseModel):
-    """A model whose arrays are PyTorch's tensors."""
+    """A network of PyTorch's with its optimizers and schedulers."""
 
     framework = "torch"
     loads_in_place = True
+    _network: Network
+    _optimizers: Sequence[Any]
+    _schedulers: Sequence[Any]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Continue from another trial's state with this trial's hyperparameters.
+
+        Weights, moments and the scheduler's position come from the parent. The settings of
+        parameter groups (learning rate, weight decay, ...) and of torch's schedulers (base learning
+        rates, decay, milestones, ...) stay as `build` made them from `config`; schedulers that are
+        not torch's keep only their base learning rates. If a scheduler has changed the parent's
+        learning rate, this trial's learning rate is scaled by the same factor until its own
+        scheduler steps.
+        """
+        state = in_own_order(state, self._optimizers, self._schedulers, self._network.names)
+        load_clone(self.load_state_dict, self._optimizers, self._schedulers, state)
+
+    def in_fixed_order(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a state of this model in an order that is the same in every process."""
+        return in_fixed_order(state, self._optimizers, self._schedulers)
 
     def _as_array(self, column: Any) -> Any:
         return torch.as_tensor(column)

@@ -87,7 +87,7 @@ class StepRecorder:
     # --- recording ---------------------------------------------------------
 
     def record(self, batch: Batch, phase: int) -> Outcome:
-        """Take a step and make its program; there is none if the step replaces tensors."""
+        """Take a step and make its program, unless the step replaces tensors."""
         state, static = self.state, copy_values(batch)
         before, counts = state.copy_values(), self.numbers.counts()
         watched, values = self._record_and_undo(static, batch, phase, before)

@@ -8,7 +8,6 @@ setting. `Surroundings` notices this.
 from __future__ import annotations
 
 import contextlib
-import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -316,6 +315,10 @@ class StepState:
         finally:
             self._listing = None
 
+    def forget_listing(self) -> None:
+        """Release the tensors of the last listing."""
+        self._last_listing = None
+
     def is_as_listed(self) -> bool:
         """Return whether the state still has the listed tensors, at the same addresses."""
         return self._get_listing().describes(self._list_tensors(), self._numbers())
@@ -507,7 +510,11 @@ class Surroundings:
         values += (
             len(torch_optimizer._global_optimizer_pre_hooks),
             len(torch_optimizer._global_optimizer_post_hooks),
-            [len(v) for k, v in vars(torch_module).items() if re.fullmatch("_global_.*_hooks", k)],
+            [
+                len(v)
+                for k, v in vars(torch_module).items()
+                if k.startswith("_global_") and k.endswith("_hooks")
+            ],
         )
         return objects, values
 

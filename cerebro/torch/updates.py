@@ -14,10 +14,10 @@ from cerebro.torch.state import collect_updates, load_updates
 
 
 class Updates(Part):
-    """Makes an update after about `accumulate` batches, and steps the schedulers in time.
+    """Makes an update after about `accumulate` batches, and steps the schedulers when they are due.
 
     If `steps_by_update`, ``scheduler_step="batch"`` means after every update. If `in_core`, the
-    core makes the optimizers' steps that it can.
+    core makes the optimizers' steps where it can.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Updates(Part):
         return self.pending + (self._window - self.accumulate) * 2 * self.accumulate
 
     def catch_up(self) -> None:
-        """Step the schedulers if the batch before has left this to the next one."""
+        """Step the schedulers if the previous batch has left this to the next one."""
         if self._scheduler_due:
             self.step_schedulers()
 
@@ -154,9 +154,12 @@ class Updates(Part):
             state["scaler"] = self.scaler.state_dict()
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load these parts, and forget a pending update."""
+    def forget_pending(self) -> None:
+        """Forget a pending update and schedulers that are due, before a state is loaded."""
         self.pending, self._scheduler_due = 0, False
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load these parts."""
         load_updates(self._optimizers, self._schedulers, state)
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])

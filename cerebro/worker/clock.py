@@ -31,7 +31,7 @@ GRACE_SECONDS = 1.0  # the timer that has run out is left alone: its thread may 
 
 
 class TaskClock:
-    """Measures the time of a unit alone, see `cerebro._worker`; this one measures nothing."""
+    """Measures the time of a unit alone, as `BeatClock` does; this one measures nothing."""
 
     def note_built(self) -> None:
         """Note that a model has been built and its libraries have been imported."""

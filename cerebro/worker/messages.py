@@ -168,7 +168,7 @@ class Task:
     attempt: int
     position: int  # the number of the trial's units that were committed before this one
     dispatch: int = 0  # how often the trial was dispatched before: slots reject older workers
-    keep_state: bool = True  # whether to write the state at the end of an epoch to ``epoch_dir``
+    keep_state: bool = True  # whether to keep the state at an epoch's end, in `RunFolders.states`
     clone_of: CloneOf | None = None  # the state from which a clone starts, in its first unit
     origin: KeptState | None = None
     """Where the trial's state is if not in its slots, as in a resumed run."""
@@ -219,7 +219,7 @@ class WarmTask:
 
 @dataclass(frozen=True)
 class ShardTask:
-    """A task to make a shard of a derived dataset, in a folder of that name in ``state_dir``."""
+    """A task to make a shard of a derived dataset, in a folder in `RunFolders.slots`."""
 
     shard: int
     nbytes: int = 0  # the size of the shard's files, about
@@ -380,7 +380,7 @@ class ShardsPlaced:
 
 @dataclass(frozen=True)
 class StateKept:
-    """The state at the end of a trial's epoch is now in ``epoch_dir``; see `UnitDone.is_kept`."""
+    """The state at the end of a trial's epoch is in `RunFolders.states`; see `UnitDone.is_kept`."""
 
     trial: int
 

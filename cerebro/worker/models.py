@@ -76,7 +76,7 @@ class LiveModel:
     torch: bool
     cuda: bool = False  # whether CUDA's generator is part of its state
     position: int = -1
-    epochs: int | None = None  # the model's ``info.epochs``, if it differs from the run's
+    epochs: int | None = None  # the task's `epochs`, for which the model was built
     generators: dict[str, Any] = field(default_factory=dict)
     progress: EpochProgress = field(default_factory=EpochProgress)
     state_bytes: int = 0

@@ -122,7 +122,7 @@ class _Noted(dict[str, Any]):
     reads: Reads
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return a plain dict: ``type(config)(...)`` makes a dict that nobody notes."""
+        """Return a plain dict: the reads of a dict made by ``type(config)(...)`` are not noted."""
         return dict(*args, **kwargs)
 
     def note(self, key: Any) -> None:

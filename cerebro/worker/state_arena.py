@@ -178,5 +178,5 @@ def _make_like(container: Any, items: Any) -> Any:
     """Return a container of the same type with other items."""
     try:
         return type(container)(items)
-    except TypeError:  # packing will name the allowed types
-        return items
+    except TypeError:  # packing refuses such a container, and names the allowed types
+        return container if isinstance(container, tuple) else items

@@ -25,7 +25,7 @@ from pyspark.resource import (
 from sparks import ALL, running
 
 import cerebro
-from cerebro import spark as module
+from cerebro.cluster.engines import spark as module
 from cerebro.errors import InputError
 
 standin, script = sparks.standin, sparks.script

@@ -37,8 +37,8 @@ from cerebro.model import (
 )
 from cerebro.torch.network import Network
 from cerebro.torch.outputs import TorchModel
-from cerebro.torch.parameter_order import in_fixed_order, in_own_order
-from cerebro.torch.state import collect_updates, load_clone, load_updates, require_parts
+from cerebro.torch.parameter_order import in_own_order
+from cerebro.torch.state import collect_updates, load_updates, require_parts
 
 
 class BatchForm:
@@ -143,16 +143,13 @@ class LightningModel(TorchModel):
         call_hook("configure_model")
         module.to(device)
         self._optimizers, self._configs = read_optimizers(module, call_hook("configure_optimizers"))
+        self._schedulers = tuple(config.scheduler for config in self._configs)
         trainer.set_optimizers(self._optimizers, self._configs)
         self._network = Network(module, None, self._optimizers, is_partial=self._partial)
         self._log.find_metrics(module)
         self._attributes = Attributes(module, find_base(module))
         call_hook("on_fit_start")
         call_hook("on_train_start")
-
-    @property
-    def _schedulers(self) -> list[Any]:
-        return [config.scheduler for config in self._configs]
 
     @property
     def _bound_trainer(self) -> Trainer:
@@ -199,7 +196,7 @@ class LightningModel(TorchModel):
     def _step_automatically(self, batch: Any, index: int) -> tuple[Any, Any]:
         """Return the loss, and what the step has returned, with the loss that was scaled."""
         trainer, call_hook = self._bound_trainer, self._hooks.call
-        window, optimizer = self._options.accumulate_grad_batches, self._optimizers[0]
+        window, optimizer = trainer.accumulate_grad_batches, self._optimizers[0]
         result: tuple[Any, Any] = None, {}
 
         @torch.enable_grad()  # type: ignore[untyped-decorator]
@@ -439,15 +436,6 @@ class LightningModel(TorchModel):
             for name, value in of_module["callback_metrics"].items()
         }
         self._attributes.load_state_dict(of_module)
-
-    def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        """See :meth:`cerebro.torch.Model.load_clone`."""
-        state = in_own_order(state, self._optimizers, self._schedulers, self._network.names)
-        load_clone(self.load_state_dict, self._optimizers, self._schedulers, state)
-
-    def in_fixed_order(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a state of this model in an order that is the same in every process."""
-        return in_fixed_order(state, self._optimizers, self._schedulers)
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.net.parameters())

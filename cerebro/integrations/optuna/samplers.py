@@ -167,10 +167,8 @@ class GaussianProcess(SamplerSearch):
 
     Parameters
     ----------
-    startup_trials
-        The number of random trials before the model is used.
-    earlier
-        Results of earlier runs of the same space to learn from (warm start).
+    startup_trials, earlier
+        As for `TPE`.
     """
 
     _endless = "searcher='gp'"

@@ -43,7 +43,7 @@ class Source:
         return None if self.samples == math.inf else int(min(self.samples, self._limit))
 
     def make_config(self) -> tuple[str, dict[str, Any]] | None:
-        """Return the next trial's name and configuration; None if there is none now."""
+        """Return the next trial's name and configuration; None if no trial is due now."""
         if self.exhausted or self._made >= self._limit:
             self.exhausted = True
             return None

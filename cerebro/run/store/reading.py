@@ -184,10 +184,10 @@ def _epoch_of(record: TrialRecord, epoch: int) -> EpochRecord:
     epochs = record.epochs
     if epoch < len(epochs) and epochs[epoch].epoch == epoch:
         return epochs[epoch]
-    found = [candidate for candidate in epochs if candidate.epoch == epoch]
-    if not found:
-        raise LookupError(f"trial {record.number} has metrics of epoch {epoch}, which has no row")
-    return found[0]
+    for candidate in epochs:
+        if candidate.epoch == epoch:
+            return candidate
+    raise LookupError(f"trial {record.number} has metrics of epoch {epoch}, which has no row")
 
 
 @dataclass

@@ -74,9 +74,8 @@ class Transaction:
         """Add an epoch: its seconds, state's hash and file, and the state's files to publish."""
         self._retired.pop((trial, epoch), None)  # an earlier process retired it; now trained again
         self._epochs[trial, epoch] = columns
-        names = map(escape_surrogates, metrics)
         self._metrics += [
-            (trial, epoch, *item) for item in zip(names, metrics.values(), strict=True)
+            (trial, epoch, escape_surrogates(name), value) for name, value in metrics.items()
         ]
         if files is not None:
             self._publish[files[1]] = files[0]

@@ -348,6 +348,16 @@ def test_a_relative_path_survives_a_change_of_directory(
     assert data.path == tmp_path / "d"
 
 
+def test_a_source_may_change_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows() -> Iterator[dict[str, int]]:
+        monkeypatch.chdir("/")
+        yield from ({"x": row} for row in range(5))
+
+    monkeypatch.chdir(tmp_path)
+    data = shard(rows(), "d", shards=1)
+    assert data.path == tmp_path / "d" and data.num_rows == 5
+
+
 def test_a_full_disk_leaves_existing_data_intact(tmp_path: Path) -> None:
     """The file size limit of a child process stands for a full disk."""
     shard(table(), tmp_path / "old")

@@ -282,6 +282,17 @@ def test_name_and_source_identify_a_function(images: cerebro.Dataset, tmp_path: 
         derive(images, tmp_path / "made", sums, key=None)
 
 
+def test_a_truncated_ragged_column_is_named_before_its_offsets_are_read(tmp_path: Path) -> None:
+    """They are mapped: what is beyond the end of the file would end the process."""
+    rows = {"x": np.arange(4_000), "words": [[1]] * 4_000}
+    data = cerebro.shard(rows, tmp_path / "data", shards=2)
+    file = data.path / "shard-00001" / "words.offsets.npy"
+    with file.open("r+b") as opened:
+        opened.truncate(200)
+    with pytest.raises(cerebro.CorruptDataError, match=r"words\.offsets\.npy: has 200 bytes"):
+        derive(data, tmp_path / "derived", lambda batch: {"twice": 2 * batch["x"]})
+
+
 def test_the_error_names_the_damaged_file(images: cerebro.Dataset, tmp_path: Path) -> None:
     made = derive(images, tmp_path / "made")
     file = tmp_path / "made" / "shard-00002" / "rows.npy"

@@ -271,6 +271,17 @@ def test_schedules_clipping_windows_and_precision(schedule, options):
     assert history[0]["train_rows"] == sum(len(batch["y"]) for batch in TRAIN)
 
 
+class Windowed(Classifier):
+    """Sets the window of its trainer, as callbacks of Lightning do."""
+
+    def on_fit_start(self):
+        self.trainer.accumulate_grad_batches = 2
+
+
+def test_a_window_that_the_module_sets():
+    assert_equal_to_trainer(Windowed)
+
+
 class Gan(lightning.LightningModule):
     """Manual optimization: two optimizers, toggled; gradients gathered over two batches."""
 

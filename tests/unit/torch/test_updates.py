@@ -104,6 +104,16 @@ def test_schedulers_step_before_the_next_batch_and_after_a_pending_update():
     assert said == [*batches, "step", "drop", "schedule"]
 
 
+def test_a_load_forgets_a_pending_update():
+    """Even if the load then fails: the gradients of that update are gone."""
+    said = []
+    updates = made(said, 3)
+    train(updates, said, 1)
+    updates.forget_pending()
+    updates.end_unit()
+    assert said == ["1/3"]
+
+
 def test_schedulers_step_once_for_each_update_if_asked():
     said = []
     updates = made(said, 2, by_update=True)

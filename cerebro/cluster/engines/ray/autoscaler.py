@@ -80,7 +80,8 @@ class Demand:
     def adjust_request(self) -> None:
         """Make a smaller or a larger request if the autoscaler has judged the last one.
 
-        Call this regularly, after `make`. Warns once if there will be fewer workers than wanted.
+        Call this regularly, after `make_request`. Warns once if there will be fewer workers than
+        wanted.
         """
         if not self._asked or self._exceeds - self._fits < 2:
             return
