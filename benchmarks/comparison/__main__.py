@@ -1,11 +1,12 @@
 """``python -m benchmarks.comparison``: run every rival on every workload, and write the record.
 
-Cells run one at a time, in the order in which they matter: a round over all workloads, in the
-first of which a worker is then killed, and two more rounds. The slow rivals, which communicate at
+Cells run one at a time, in the order in which they matter: a round over all workloads, and two
+more. In one workload a worker is then killed, three times. The slow rivals, which communicate at
 every step or start a job for every configuration, take 6 to 12 times as long as the others. They
-run once, twice in the first workload, and not in those that differ only in their configurations.
-With ``--quick`` there is one round, the slow ones have only the first workload, and the killed
-workers come last. When the time is up the remaining cells are named in the record.
+run once, in three workloads. With ``--quick`` there is one round, the slow ones have only the
+workload in which a worker is killed, and the killed workers come last, once each. When the time is
+up the remaining cells are named in the record, and ``--continue`` runs them, with the whole of a
+round that was cut off.
 ``--page`` writes `docs/comparison.md` and its pictures from the record.
 """
 
@@ -19,7 +20,7 @@ from benchmarks.comparison import page, papers, record
 from benchmarks.comparison.measures import figures
 from benchmarks.comparison.rivals import LOOP, NOT_RUN, RIVALS
 from benchmarks.comparison.watch import Cell, run_cell
-from benchmarks.comparison.workloads import WORKLOADS, write
+from benchmarks.comparison.workloads import KILLED, WORKLOADS, write
 from benchmarks.peers import scratch
 
 MINUTES = {"tiny": 9.5, "quick": 9.5, "full": 89.0}
@@ -27,18 +28,22 @@ MINUTES = {"tiny": 9.5, "quick": 9.5, "full": 89.0}
 ROUNDS = {"tiny": 1, "quick": 1, "full": 3}
 LIMIT = {"tiny": 60.0, "quick": 40.0, "full": 150.0}
 """Seconds for one cell."""
-LIMIT_KILLED = 60.0
-"""Seconds for a cell in which a worker is killed: some rivals then wait forever."""
-KILLED = "equal"
-"""The workload in which a worker is killed."""
-LIKE_IT = ("uneven", "three", "nine")
-"""Workloads that differ from it only in their configurations."""
+MORE_IF_KILLED = 30.0
+"""Seconds of a cell in which a worker is killed, beyond twice those of the undisturbed one: some
+rivals then wait forever."""
+KILLS = {"tiny": 1, "quick": 1, "full": 3}
+FOR_SLOW = ("equal", "three", "large")
+"""The workloads of the slow rivals."""
 
 
-def plan(size: str) -> list[tuple[str, str, int, bool]]:
+CellPlan = tuple[str, str, int, bool]
+"""A workload, a rival, a round, and whether a worker is killed."""
+
+
+def plan(size: str) -> list[CellPlan]:
     """Return all cells in order: workload, rival, round, whether a worker is killed."""
     cells = []
-    killed = [(KILLED, rival, 0, True) for rival in RIVALS]
+    killed = [(KILLED, rival, kill, True) for kill in range(KILLS[size]) for rival in RIVALS]
     for number in range(ROUNDS[size]):
         names = [name for name in WORKLOADS if number == 0 or name != "large"]
         for workload in names:
@@ -58,7 +63,7 @@ def rounds_of_slow(workload: str, size: str) -> int:
         return 1
     if size == "quick":
         return int(workload == KILLED)
-    return 2 if workload == KILLED else int(workload not in LIKE_IT)
+    return int(workload in FOR_SLOW)
 
 
 class Comparison:
@@ -68,6 +73,8 @@ class Comparison:
         self.size, self.limit, self.folder = size, limit, folder
         self.over = time.monotonic() + 60 * minutes
         self.loops: dict[tuple[str, int], Cell] = {}
+        self.undisturbed: dict[str, float] = {}
+        """Seconds of a rival on the workload in which a worker is killed."""
         self.kept: dict[str, Path] = {}
         self.cells: list[dict[str, object]] = []
         self.left: list[str] = []
@@ -79,8 +86,7 @@ class Comparison:
             start = time.monotonic()
             place = self.folder / kind
             place.mkdir()
-            rows = next(w.rows[self.size] for w in WORKLOADS.values() if w.kind == kind)
-            write(kind, rows, place)
+            write(next(w for w in WORKLOADS.values() if w.kind == kind), self.size, place)
             self.kept[kind] = place
             self.prepared[kind] = round(time.monotonic() - start, 1)
         return self.kept[kind]
@@ -92,10 +98,14 @@ class Comparison:
         data = self.data(WORKLOADS[workload].kind)
         chosen = WORKLOADS[workload]
         after = max(1, len(chosen.configs) * chosen.epochs[self.size] // 4) if kill else 0
-        limit = min(self.limit, LIMIT_KILLED) if kill else self.limit
+        limit = self.limit
+        if kill and rival in self.undisturbed:
+            limit = min(limit, 2 * self.undisturbed[rival] + MORE_IF_KILLED)
         cell = run_cell(rival, workload, self.size, data, self.folder, limit, number, after)
         if rival == LOOP and not kill and not cell.why:
             self.loops[workload, number] = cell
+        if workload == KILLED and not kill and not cell.why:
+            self.undisturbed[rival] = cell.seconds
         loop = self.loops.get((workload, number))
         made = figures(cell, loop, self.size)
         self.cells.append(made)
@@ -119,6 +129,7 @@ def main() -> None:
     made.add_argument("--workload", action="append", choices=list(WORKLOADS))
     made.add_argument("--record", type=Path, default=record.PATH, help="where to write the record")
     made.add_argument("--note", default="", help="a remark for the record")
+    made.add_argument("--continue", dest="goes_on", action="store_true", help="run what is left")
     made.add_argument("--page", action="store_true", help="only write the page from the record")
     options = made.parse_args()
     if not options.page:
@@ -136,28 +147,52 @@ def measure(size: str, options: argparse.Namespace) -> None:
         if lacking:
             absent[name] = lacking
             print(f"  {name}: {lacking}")
+    whole = [cell for cell in plan(size) if cell[1] not in absent]
     wanted = [
         cell
-        for cell in plan(size)
-        if cell[1] not in absent
-        and (options.only.lower() in cell[1].lower() or cell[1] == LOOP)
+        for cell in whole
+        if (options.only.lower() in cell[1].lower() or cell[1] == LOOP)
         and cell[0] in (options.workload or WORKLOADS)
     ]
-    found = record.header(size, options.note)
-    found.update(absent=absent, papers=papers.table(many=size == "full"))
+    if options.goes_on:
+        found = record.load(options.record)
+        wanted = reopen(found, whole, wanted)
+    else:
+        found = record.header(size, options.note)
+        found.update(absent=absent, papers=papers.table(many=size == "full"))
+        found.update(minutes=0.0, prepared={}, cells=[], left=[named(*cell) for cell in wanted])
+    begun, before = time.time(), found["minutes"]
     minutes, limit = options.minutes or MINUTES[size], options.limit or LIMIT[size]
     with scratch() as folder:
         comparison = Comparison(size, minutes, limit, folder)
-        comparison.left = [named(*cell) for cell in wanted]
+        comparison.cells, comparison.left = found["cells"], found["left"]
+        comparison.prepared = found["prepared"]
         for cell in wanted:
             comparison.run(*cell)
-            found.update(
-                minutes=round((time.time() - found["time"]) / 60, 1),
-                left=comparison.left,
-                prepared=comparison.prepared,
-                cells=comparison.cells,
-            )
+            found["minutes"] = round(before + (time.time() - begun) / 60, 1)
             record.save(found, options.record)  # after each, so that nothing is lost
+
+
+def reopen(found: record.Record, whole: list[CellPlan], wanted: list[CellPlan]) -> list[CellPlan]:
+    """Return the wanted cells of rounds that were cut off, and remove these from the record."""
+    rounds = {round_of(cell) for cell in wanted if named(*cell) in found["left"]}
+    found["cells"] = [
+        cell
+        for cell in found["cells"]
+        if (cell["workload"], cell["round"], cell["kill"]) not in rounds
+    ]
+    ran = {
+        named(cell["workload"], cell["rival"], cell["round"], cell["kill"])
+        for cell in found["cells"]
+    }
+    found["left"] = [named(*cell) for cell in whole if named(*cell) not in ran]
+    return [cell for cell in wanted if round_of(cell) in rounds]
+
+
+def round_of(cell: CellPlan) -> tuple[str, int, bool]:
+    """Return a cell's workload, its round, and whether a worker is killed."""
+    workload, _, number, kill = cell
+    return workload, number, kill
 
 
 def named(workload: str, rival: str, number: int, kill: bool) -> str:

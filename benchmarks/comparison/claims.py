@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.comparison.formats import megabytes, number
 from benchmarks.comparison.record import Record, cells, median, values
-from benchmarks.comparison.rivals import LOOP, OURS, RIVALS
+from benchmarks.comparison.rivals import LOOP, OURS, RECORDED, RIVALS
+from benchmarks.comparison.workloads import KILLED, WORKLOADS
 
-ORDINARY = f"{OURS}, ordinary steps"
 POOL, TUNE, ALL_REDUCE = "joblib", "Ray Tune", "DDP"
 FEW = {"equal": "16 configurations", "nine": "9", "three": "3"}
 MARK = re.compile(r"<!-- measured:(\w+) -->.*?<!-- /measured -->", re.DOTALL)
@@ -34,13 +34,13 @@ def ratios(found: Record, rival: str) -> list[float]:
 
 def makespan(found: Record) -> str:
     """How well two workers are used, by a few trials and by many."""
-    ours, ordinary, pool = (ratios(found, name) for name in (OURS, ORDINARY, POOL))
-    if not len(ours) == len(ordinary) == len(pool) == len(FEW):
+    ours, recorded, pool = (ratios(found, name) for name in (OURS, RECORDED, POOL))
+    if not len(ours) == len(recorded) == len(pool) == len(FEW):
         return ""
     each = [f"{number(r)} for {what}" for r, what in zip(ours, FEW.values(), strict=True)]
     return (
         f"Makespan over the least time that two workers need for the same steps of a plain PyTorch "
-        f"loop: {listed(each)}; {listed([number(r) for r in ordinary])} without recorded steps; "
+        f"loop: {listed(each)}; {listed([number(r) for r in recorded])} with `graph=True`; "
         f"{listed([number(r) for r in pool])} with joblib, one trial per worker."
     )
 
@@ -61,41 +61,50 @@ def moved(found: Record) -> str:
     )
 
 
+def unharmed(found: Record, rival: str) -> tuple[int, int]:
+    """Return how many searches with a killed worker gave the same bits, and of how many."""
+    undisturbed = [cell["bits"] for cell in cells(found, rival, KILLED) if cell["bits"]]
+    disturbed = cells(found, rival, KILLED, kill=True)
+    same = sum(c["trials"] == c["of"] and c["bits"] in undisturbed for c in disturbed)
+    return same, len(disturbed)
+
+
 def killed(found: Record) -> str:
     """What a `kill -9` of a worker leaves."""
-    for cell in cells(found, OURS, "equal", kill=True):
-        undisturbed = [each["bits"] for each in cells(found, OURS, "equal") if each["bits"]]
-        before = median(found, OURS, "equal", "seconds")
-        whole = cell["trials"] == cell["of"]
-        if not whole or cell["bits"] not in undisturbed or before is None:
-            return ""
-        return (
-            f"After a `kill -9` of a worker all {cell['of']} configurations end with the states of "
-            f"the undisturbed search; {of_rivals(found)}."
-        )
-    return ""
+    same, tried = unharmed(found, OURS)
+    if not tried:
+        return ""
+    others = [unharmed(found, name) for name in RIVALS if not name.startswith((OURS, LOOP))]
+    others = [pair for pair in others if pair[1]]
+    always = sum(theirs == of for theirs, of in others)
+    sometimes = sum(0 < theirs < of for theirs, of in others)
+    return (
+        f"With a `kill -9` of a worker, all configurations end with the states of the undisturbed "
+        f"search in {same} of {tried} searches; of {len(others)} other ways to train them, "
+        f"{always} do this each time, and {sometimes} sometimes."
+    )
 
 
-def of_rivals(found: Record) -> str:
-    """How many rivals trained everything, to the same bits, although a worker was killed."""
-    same = tried = 0
-    for name in RIVALS:
-        for cell in [] if name.startswith((OURS, LOOP)) else cells(found, name, "equal", kill=True):
-            tried += 1
-            undisturbed = [each["bits"] for each in cells(found, name, "equal") if each["bits"]]
-            same += cell["trials"] == cell["of"] and cell["bits"] in undisturbed
-    return f"so do {same} of {tried} other ways to train them"
+def factors(found: Record, figure: str) -> list[float]:
+    """Return Ray Tune's figure over Cerebro's for each workload in which both have one."""
+    pairs = [[median(found, name, each, figure) for name in (TUNE, OURS)] for each in WORKLOADS]
+    return [theirs / ours for theirs, ours in pairs if theirs and ours]
+
+
+def between(values: Sequence[float]) -> str:
+    """Write a range."""
+    return f"{number(min(values), 2)} to {number(max(values), 2)}"
 
 
 def tune(found: Record) -> str:
-    """The same search with Ray Tune."""
-    both = [[median(found, name, "equal", f) for name in (TUNE, OURS)] for f in ("seconds", "peak")]
-    if any(None in pair for pair in both):
+    """The same searches with Ray Tune."""
+    figures = ("ratio", "seconds", "peak")
+    makespans, totals, memory = (factors(found, figure) for figure in figures)
+    if not makespans:
         return ""
-    seconds, memory = (pair[0] / pair[1] for pair in both if pair[0] and pair[1])
     return (
-        f"16 configurations take Ray Tune {number(seconds, 2)} times as long, from the start of "
-        f"the program, and {number(memory, 2)} times the memory."
+        f"Over {len(makespans)} workloads, Ray Tune takes {between(makespans)} times as long to "
+        f"train, {between(totals)} times with its start-up, and {between(memory)} times the memory."
     )
 
 

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from benchmarks.comparison.claims import with_claims
+from benchmarks.comparison.claims import listed, unharmed, with_claims
 from benchmarks.comparison.formats import NONE, megabytes, number, spread, table
 from benchmarks.comparison.record import Record, cells, median, values
 from benchmarks.comparison.rivals import LOOP, OURS, RIVALS
+from benchmarks.comparison.workloads import KILLED, WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "comparison.md"
@@ -101,29 +104,47 @@ def why(found: Record, rival: str, workload: str) -> str:
     return "no bound" if known else "not run"
 
 
+def accuracy_table(found: Record) -> str:
+    """The best accuracies, and how far one may be off by its validation rows alone."""
+    halves = ["half of the 95 % interval"]
+    for workload in WHAT:
+        best = median(found, LOOP, workload, "best") or median(found, OURS, workload, "best")
+        labels = WORKLOADS[workload].labels_of(found["size"])
+        half = None if best is None else 1.96 * math.sqrt(best * (1 - best) / labels)
+        halves.append(number(half, 2))
+    return f"{all_table(found, 'best')}\n| {' | '.join(halves)} |"
+
+
 def killed_table(found: Record) -> str:
     """What a `kill -9` of one worker leaves."""
     rows = []
     for name in present(found):
-        for cell in cells(found, name, "equal", kill=True):
-            before = median(found, name, "equal", "seconds")
-            survived = cell["trials"] == cell["of"]
-            whole = [each["bits"] for each in cells(found, name, "equal") if each["bits"]]
-            bits = NONE if not survived else "yes" if cell["bits"] in whole else "no"
-            ended = "ends with an error" if cell["why"] else "ends by itself"
-            if cell["why"].startswith("over"):
-                ended = "hangs"
-            rows.append([
-                name,
-                f"{cell['trials']} of {cell['of']}",
-                ended,
-                f"{max(0, cell['epochs'] - cell['epochs_of'])}" if survived else NONE,
-                f"{cell['seconds'] - before:+.1f}" if survived and before else NONE,
-                bits,
-            ])  # fmt: skip
-    head = ["", "configurations trained", "the search", "epochs again", "seconds more",
-            "same bits as undisturbed"]  # fmt: skip
+        known = cells(found, name, KILLED, kill=True)
+        if not known:
+            continue
+        before = median(found, name, KILLED, "seconds")
+        whole = [cell for cell in known if cell["trials"] == cell["of"]]
+        again = [max(0, cell["epochs"] - cell["epochs_of"]) for cell in whole]
+        more = [cell["seconds"] - before for cell in whole] if before else []
+        rows.append([
+            name,
+            f"{len(whole)} of {len(known)}",
+            spread([cell["trials"] for cell in known]),
+            f"{unharmed(found, name)[0]} of {len(known)}",
+            listed(sorted({how_it_ended(cell) for cell in known})),
+            spread(again),
+            spread(more, "{:+.1f}".format),
+        ])  # fmt: skip
+    head = ["", "all configurations trained", "configurations trained", "same bits as undisturbed",
+            "the search", "epochs again", "seconds more"]  # fmt: skip
     return table(head, rows)
+
+
+def how_it_ended(cell: dict[str, Any]) -> str:
+    """Say how a search with a killed worker ended."""
+    if cell["why"].startswith("over"):
+        return "hangs"
+    return "ends with an error" if cell["why"] else "ends by itself"
 
 
 def large_table(found: Record) -> str:
@@ -254,7 +275,7 @@ PARTS: dict[str, Callable[[Record], str]] = {
     "equal": equal_table,
     "makespans": lambda found: all_table(found, "ratio"),
     "totals": lambda found: all_table(found, "seconds"),
-    "accuracies": lambda found: all_table(found, "best"),
+    "accuracies": accuracy_table,
     "memories": lambda found: all_table(found, "peak", megabytes),
     "killed": killed_table,
     "large": large_table,

@@ -1,13 +1,15 @@
 """The training code that every rival shares, as a careful user writes it.
 
-Rows are gathered from the mapped files with ``index_select``, in a new order each epoch. A rival
-gets a `Work` and reports through it; `benchmarks.comparison.measures` reads what it reported.
+Rows are gathered from the mapped files with ``index_select``, in a new order each epoch. Data
+larger than the memory are read in blocks instead, some of which are mixed. A rival gets a `Work`
+and reports through it; `benchmarks.comparison.measures` reads what it reported.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,18 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from benchmarks.comparison.workloads import WORKLOADS, accuracy, network, optimizer_of
+from benchmarks.comparison.workloads import (
+    BLOCK,
+    POOL,
+    WORKLOADS,
+    accuracy,
+    network,
+    optimizer_of,
+)
 from benchmarks.peers import CORES, Log
+
+SCORED = 1_024
+"""The rows of a batch of validation."""
 
 
 class Work:
@@ -90,12 +102,27 @@ class Trial:
         self.x, self.y = (work.read(name, worker, workers) for name in "xy")
         self.vx, self.vy = work.read("vx"), work.read("vy")
 
-    def batches(self, epoch: int) -> Any:
+    def batches(self, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield an epoch's batches."""
         order = torch.Generator().manual_seed(1000 * self.number + 10 * epoch + self.worker)
+        if self.work.workload.limit:
+            yield from self.mixed(order)
+            return
         rows = torch.randperm(len(self.x), generator=order)
         for part in rows.split(self.batch):
             yield self.x.index_select(0, part), self.y.index_select(0, part)
+
+    def mixed(self, order: torch.Generator) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield batches of rows from `POOL` random blocks at a time."""
+        starts = torch.arange(0, len(self.x), BLOCK)
+        starts = starts[torch.randperm(len(starts), generator=order)]
+        for chosen in starts.split(POOL):
+            x, y = (
+                torch.cat([rows[start : start + BLOCK] for start in chosen.tolist()])
+                for rows in (self.x, self.y)
+            )
+            for part in torch.randperm(len(x), generator=order).split(self.batch):
+                yield x.index_select(0, part), y.index_select(0, part)
 
     def train(self, epoch: int, net: torch.nn.Module | None = None) -> None:
         """Train for one epoch; `net` may wrap the network."""
@@ -110,7 +137,10 @@ class Trial:
     def score(self) -> float:
         """Return the accuracy on the validation rows."""
         self.net.eval()
-        return float(accuracy(self.net(self.vx), self.vy))
+        right = 0.0
+        for x, y in zip(self.vx.split(SCORED), self.vy.split(SCORED), strict=True):
+            right += float(accuracy(self.net(x), y)) * len(x)
+        return right / len(self.vx)
 
     def epoch(self, epoch: int) -> float:
         """Train for one epoch, report it, and return the accuracy."""

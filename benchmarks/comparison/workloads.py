@@ -1,7 +1,8 @@
 """What every rival trains: data, configurations and networks.
 
 A workload's data are four ``.npy`` files that every rival maps, ``x y`` for training and ``vx vy``
-for validation, and the same rows as shards of Cerebro.
+for validation, and the same rows as shards of Cerebro. Where the data are larger than the memory,
+everybody reads them in blocks that lie together on the disk.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-SHARDS = 4
 CHUNK = 4096  # rows made at a time
+BLOCK, POOL = 256, 16  # rows that are read together, and blocks that are mixed
 SIZES = ("tiny", "quick", "full")
 FIELDS, VOCABULARY = 26, 2000  # categories of the table of clicks, and values of each
 TOKENS, WORDS = 32, 64
@@ -37,6 +38,17 @@ class Workload:
     limit: dict[str, int] | None = None
     """Bytes that all processes may use together, page cache included, by size."""
     batch: int = 256
+    held_out: int = 16_384
+    """Validation rows of a full run; the others have at most 1,024."""
+    shards: int = 4
+
+    def validation_rows(self, size: str) -> int:
+        """Return the number of validation rows."""
+        return self.held_out if size == "full" else min(self.held_out, 1_024)
+
+    def labels_of(self, size: str) -> int:
+        """Return the number of predictions behind an accuracy."""
+        return self.validation_rows(size) * (TOKENS if self.kind == "text" else 1)
 
 
 def same(count: int, **config: Any) -> tuple[dict[str, Any], ...]:
@@ -53,13 +65,25 @@ def uneven() -> tuple[dict[str, Any], ...]:
 
 
 TABLE = {"tiny": 4_096, "quick": 12_288, "full": 49_152}
-FEW = {"tiny": 2, "quick": 2, "full": 4}
+FEW = {"tiny": 2, "quick": 2, "full": 3}
 MIB = 1 << 20
+KILLED = "three"
+"""The workload in which a worker is killed."""
 WORKLOADS = {
     "equal": Workload("16 equal configurations", "table", same(16, width=96), TABLE, FEW),
-    "uneven": Workload("16 that differ eightfold in cost", "table", uneven(), TABLE, FEW),
     "three": Workload("3 configurations", "table", same(3, width=96), TABLE, FEW),
     "nine": Workload("9 configurations", "table", same(9, width=96), TABLE, FEW),
+    "large": Workload(
+        "data larger than the memory",
+        "large",
+        same(3, width=16),
+        {"tiny": 16_384, "quick": 98_304, "full": 163_840},
+        {"tiny": 1, "quick": 1, "full": 1},
+        {"tiny": 1000 * MIB, "quick": 1000 * MIB, "full": 1600 * MIB},
+        held_out=1_024,
+        shards=32,
+    ),
+    "uneven": Workload("16 that differ eightfold in cost", "table", uneven(), TABLE, FEW),
     "clicks": Workload(
         "39 columns, 26 of them embedded",
         "clicks",
@@ -82,14 +106,7 @@ WORKLOADS = {
         {"tiny": 512, "quick": 2_048, "full": 6_144},
         FEW,
         batch=64,
-    ),
-    "large": Workload(
-        "data larger than the memory",
-        "large",
-        same(3, width=16),
-        {"tiny": 16_384, "quick": 98_304, "full": 163_840},
-        {"tiny": 1, "quick": 1, "full": 1},
-        {"tiny": 1000 * MIB, "quick": 1000 * MIB, "full": 1600 * MIB},
+        held_out=2_048,
     ),
 }
 
@@ -129,14 +146,15 @@ def make_rows(kind: str, count: int, seed: int) -> Iterator[tuple[np.ndarray, np
         yield np.ascontiguousarray(x), np.ascontiguousarray(y)
 
 
-def write(kind: str, rows: int, folder: Path) -> None:
-    """Write the rows of a kind of data as ``.npy`` files and as shards."""
+def write(workload: Workload, size: str, folder: Path) -> None:
+    """Write a workload's rows as ``.npy`` files and as shards."""
     import cerebro  # rivals do not wait for this
 
-    for prefix, count, seed in (("", rows, 0), ("v", 1_024, 1)):
+    parts = (("", workload.rows[size], 0), ("v", workload.validation_rows(size), 1))
+    for prefix, count, seed in parts:
         maps: list[np.ndarray] = []
         at = 0
-        for chunk in make_rows(kind, count, seed):
+        for chunk in make_rows(workload.kind, count, seed):
             maps = maps or [
                 np.lib.format.open_memmap(
                     folder / f"{prefix}{name}.npy", "w+", part.dtype, (count, *part.shape[1:])
@@ -151,7 +169,7 @@ def write(kind: str, rows: int, folder: Path) -> None:
         cerebro.shard(
             {"x": maps[0], "y": maps[1]},
             folder / f"{prefix}shards",
-            shards=SHARDS if not prefix else 1,
+            shards=1 if prefix else workload.shards,
             progress=False,
         )
 

@@ -42,12 +42,15 @@ class Rival:
 
 LOOP = "plain loop"
 OURS = "Cerebro"
+RECORDED = "Cerebro, graph=True"
 RIVALS = {
     LOOP: Rival("plain_loop", settings="one process"),
-    OURS: Rival("cerebro_hopper", settings="defaults: recorded steps"),
-    "Cerebro, ordinary steps": Rival("cerebro_hopper", "run_ordinary", settings="`graph=False`"),
+    OURS: Rival("cerebro_hopper", settings="defaults"),
+    RECORDED: Rival("cerebro_hopper", "run_recorded", settings="`graph=True`: recorded steps"),
     "joblib": Rival("joblib_pool", needs=("joblib",), settings="loky, a task per configuration"),
-    "Optuna": Rival("optuna_processes", needs=("optuna",), settings="2 processes, journal file"),
+    "Optuna": Rival(
+        "optuna_processes", needs=("optuna",), settings="2 processes, SQLite, heartbeat, retries"
+    ),
     "Ray Tune": Rival(
         "ray_tune", needs=("ray.tune",), settings="`reuse_actors`, a checkpoint per epoch"
     ),

@@ -1,4 +1,4 @@
-"""Cerebro: trials hop between workers (README). Recorded steps are the default."""
+"""Cerebro: trials hop between workers (README), by default and with recorded steps."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ def run(work: Work, graph: bool | None = None) -> None:
         epochs=work.epochs,
         metric="accuracy",
         batch_size=work.workload.batch,
+        shuffle="shards" if work.workload.limit else "rows",  # as its guide says of data this large
         workers=work.workers,
         select="last",
         keep="last",
@@ -67,6 +68,6 @@ def run(work: Work, graph: bool | None = None) -> None:
     work.moved(sum(u["state_bytes"] or 3 * size for u in units if u["hopped"]))
 
 
-def run_ordinary(work: Work) -> None:
-    """Search with ordinary steps."""
-    run(work, graph=False)
+def run_recorded(work: Work) -> None:
+    """Search with recorded steps."""
+    run(work, graph=True)

@@ -1,13 +1,14 @@
-"""Optuna: two processes share a study in one journal file.
+"""Optuna: two processes share a study in a database.
 
-optuna.readthedocs.io, "Easy Parallelization" and the FAQ: ``JournalStorage`` over a file is the
-storage for processes of one machine. Every trial is queued with ``enqueue_trial``.
+optuna.readthedocs.io, "Easy Parallelization", and the FAQ, "How can I retry failed trials?": an
+``RDBStorage`` with a heartbeat and ``RetryFailedTrialCallback``. Every trial is queued with
+``enqueue_trial``; one that the sampler made up is pruned.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-from pathlib import Path
+import time
 from typing import Any
 
 import optuna
@@ -15,10 +16,16 @@ import optuna
 from benchmarks.comparison.rivals.one_thread import one_thread
 from benchmarks.comparison.training import Work, train_trial
 
+RUNNING, WAITING = optuna.trial.TrialState.RUNNING, optuna.trial.TrialState.WAITING
+
 
 def storage(work: Work) -> Any:
-    file = str(Path(work.place, "journal"))
-    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(file))
+    return optuna.storages.RDBStorage(
+        f"sqlite:///{work.place}/study.db",
+        heartbeat_interval=1,
+        grace_period=3,
+        heartbeat_stale_trial_callback=optuna.storages.RetryFailedTrialCallback(max_retry=3),
+    )
 
 
 def work_on(work: Work) -> None:
@@ -27,11 +34,16 @@ def work_on(work: Work) -> None:
     study = optuna.load_study(study_name="comparison", storage=storage(work))
 
     def objective(trial: Any) -> float:
+        if "queued" not in trial.user_attrs:  # the other process took the last one
+            raise optuna.TrialPruned
         return train_trial(work, trial.suggest_int("number", 0, work.trials - 1))
 
-    done = optuna.study.MaxTrialsCallback(work.trials, states=None)
-    while any(trial.state == optuna.trial.TrialState.WAITING for trial in study.trials):
-        study.optimize(objective, n_trials=1, callbacks=[done])
+    while states := {trial.state for trial in study.trials} & {WAITING, RUNNING}:
+        if WAITING in states:
+            study.optimize(objective, n_trials=1)
+        else:  # the other process may have died
+            time.sleep(0.2)
+            optuna.storages.fail_stale_trials(study)
 
 
 def run(work: Work) -> None:
@@ -41,7 +53,7 @@ def run(work: Work) -> None:
         study_name="comparison", storage=storage(work), direction="maximize"
     )
     for number in range(work.trials):
-        study.enqueue_trial({"number": number})
+        study.enqueue_trial({"number": number}, user_attrs={"queued": True})
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=work_on, args=(work,)) for _ in range(work.workers)]
     for worker in workers:
