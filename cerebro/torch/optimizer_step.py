@@ -23,7 +23,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim import sgd as torch_sgd
 
 import cerebro._core as _core
-from cerebro.torch.elementwise import (
+from cerebro.torch.native_calls import (
     PARALLEL,
     example_values,
     have_same_floats,
