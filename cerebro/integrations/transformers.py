@@ -14,7 +14,7 @@ from cerebro.errors import InputError
 from cerebro.model import Batch, Words, check_batch, make_getter
 from cerebro.torch.arguments import check_functions
 from cerebro.torch.model import Model
-from cerebro.torch.outputs import join_outputs, to_float32
+from cerebro.torch.network import join_outputs, to_float32
 from cerebro.torch.torchmetrics import extract_numbers
 
 _PADDING = -100

@@ -1,11 +1,14 @@
-"""Find probable mistakes in a PyTorch model: in its loss, modes, gradients and optimizer.
+"""Examine a PyTorch model: probable mistakes in it, and what ``graph=True`` would bring.
 
 Everything here runs on a model that is discarded afterwards. One batch is trained and one is
-evaluated, and the calls of both are observed (see :mod:`cerebro.torch.watched_calls`).
+evaluated, and the calls of both are observed (see :mod:`cerebro.torch.watched_calls`), to find
+mistakes in its loss, modes, gradients and optimizer.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +27,9 @@ UNSCALED = 20.0
 MOST_COMPARED = 16 * 1024 * 1024
 """Columns of at most this many bytes are compared before and after a training step."""
 MOST_NAMED = 3
+MEASURED_STEPS = 8
+LONGEST_STEP = 0.005
+"""Ordinary steps of more seconds are not measured: they are mostly arithmetic."""
 
 # Functions that may end a network, by the name of their autograd node, with their ranges.
 _ENDS = {
@@ -464,3 +470,40 @@ def _check_inputs(trained: Calls) -> Iterator[Finding]:
 def _join_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return f"{', '.join(names[:MOST_NAMED])}{more}"
+
+
+# --- what ``graph=True`` would bring -------------------------------------------------
+
+
+def measure_gain(model: Any, batch: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the seconds of an ordinary step and of a replayed step.
+
+    The model is changed, the batch is not. Return None if the user has chosen `graph`, or if the
+    step cannot be recorded.
+    """
+    if type(model) is not Model or not model.may_be_recorded:
+        return None
+    model.train_batch(dict(batch))
+    ordinary = _time_steps(model, batch, 1)
+    if ordinary > LONGEST_STEP:
+        return None
+    ordinary = min(ordinary, _time_steps(model, batch, MEASURED_STEPS))
+    log = logging.getLogger("cerebro.torch")
+    before, log.disabled = log.disabled, True  # do not report a refusal
+    try:
+        model.record()
+        for _ in range(MEASURED_STEPS):
+            model.train_batch(dict(batch))
+        return (ordinary, _time_steps(model, batch, MEASURED_STEPS)) if model.replays else None
+    finally:
+        log.disabled = before
+
+
+def _time_steps(model: Model, batch: Mapping[str, Any], count: int) -> float:
+    """Return the CPU seconds of the fastest of `count` steps."""
+    best = float("inf")
+    for _ in range(count):
+        begun = time.thread_time()
+        model.train_batch(dict(batch))
+        best = min(best, time.thread_time() - begun)
+    return best

@@ -49,12 +49,10 @@ from cerebro.torch.arguments import (
     split_metrics,
 )
 from cerebro.torch.graph import CudaRecorder, GraphedStep, make_capturable
-from cerebro.torch.network import Network, is_channels_last, place
-from cerebro.torch.objective import Meters, Objective
-from cerebro.torch.outputs import TorchModel, to_float32
+from cerebro.torch.network import Network, TorchModel, is_channels_last, place, to_float32
+from cerebro.torch.objective import Meters, Objective, check_column, check_weight
 from cerebro.torch.parameter_order import in_own_order
 from cerebro.torch.recorded_step import RecordedStep
-from cerebro.torch.row_weights import check_column, check_weight
 from cerebro.torch.state import require_parts
 from cerebro.torch.torchmetrics import Metrics
 from cerebro.torch.updates import Updates

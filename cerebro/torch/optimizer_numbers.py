@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 
-from cerebro.torch.cpu_program import Program
 from cerebro.torch.cpu_recorder import Call, Recording, is_number, pair_leaves
 from cerebro.torch.optimizer_step import are_different_objects, groups_of, has_hooks
 
 Group = Mapping[str, Any]
 Formulas = Callable[[Group, float], dict[str, Any]]
+
+Containers = dict[int, tuple[list[Any], dict[str, Any]]]
+"""The arguments and keywords of a program's calls, by the number of the call."""
 
 
 def _compute_adam_numbers(group: Group, t: float) -> dict[str, Any]:
@@ -185,7 +187,7 @@ class Numbers:
         return float(settings["lr"]), float(beta), _find_step_count(item, settings["params"])
 
     def find(
-        self, calls: Sequence[Call], counts: Sequence[float], program: Program, probe: Probe
+        self, calls: Sequence[Call], counts: Sequence[float], containers: Containers, probe: Probe
     ) -> tuple[list[Hole], set[tuple[int, int, Any]]]:
         """Find the numbers of a recorded step's `calls` that come from settings.
 
@@ -198,9 +200,9 @@ class Numbers:
         now = self.all_values(counts)
         holes, free = [], set()
         for (index, call), changed in zip(ours, probe.calls, strict=True):
-            if index not in program.containers:
+            if index not in containers:
                 continue
-            args, kwargs = program.containers[index]
+            args, kwargs = containers[index]
             parts = ((call.args, changed.args, args), (call.kwargs, changed.kwargs, kwargs))
             for which, (here, there, into) in enumerate(parts):
                 for path, before, after in pair_leaves(here, there):

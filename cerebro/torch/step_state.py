@@ -61,6 +61,12 @@ def clone_value(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
+def detach_value(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(detach_value(item) for item in value)
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
 def copy_values(values: Mapping[str, Any]) -> Values:
     """Return a copy of metrics, or of a batch."""
     return {name: clone_value(value) for name, value in values.items()}
