@@ -242,7 +242,7 @@ class TransformersModel(Model):
         if self._collator is None:
             batch = _remove_masks(batch)
         else:
-            batch = _move_to_device(dict(self._collator(_split_rows(batch))), self._device)
+            batch = _move_to_device(dict(self._collator(_split_rows(batch))), self._network.device)
         for name in ("label", "label_ids"):
             if name in batch and "labels" in self._accepted and name not in self._accepted:
                 batch = {"labels" if key == name else key: v for key, v in batch.items()}

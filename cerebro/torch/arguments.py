@@ -119,21 +119,17 @@ def needs_metric(scheduler: Any) -> bool:
     return first.name == "metrics" or (first.default is first.empty and first.name != "epoch")
 
 
-def check_graph(graph: bool | None, amp: str | None) -> None:
+def check_graph(graph: bool | None, amp: str | None, metrics: Metrics) -> None:
     if graph not in (None, True, False):
         raise InputError(f"graph must be None, True or False, not {graph!r}")
     if graph and amp == "fp16":
         raise InputError(
             "graph=True: amp='fp16' reads the gradients before each step: use amp='bf16'"
         )
-
-
-def check_countable(graph: bool | None, meters: Metrics) -> None:
-    """Raise InputError if a recorded step would leave out batches of torchmetrics metrics."""
-    if graph and meters:
+    if graph and metrics:  # a recorded step would leave out their batches
         raise InputError(
-            f"graph=True cannot count the batches of {meters}: leave out graph, or give the metric "
-            "in epoch_metrics"
+            f"graph=True cannot count the batches of {metrics}: leave out graph, or give the "
+            "metric in epoch_metrics"
         )
 
 
@@ -143,7 +139,7 @@ def check_state(state: str) -> None:
 
 
 def check_train_step(
-    *, clip_norm: float | None, accumulate: int, amp: str | None, graph: bool | None
+    clip_norm: float | None, accumulate: int, amp: str | None, graph: bool | None
 ) -> None:
     """Raise InputError if a setting of updates was given, because `train_step` makes them."""
     is_given_by_name = {
