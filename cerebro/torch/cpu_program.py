@@ -21,6 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cerebro._core as _core
+from cerebro.torch import native_calls
 from cerebro.torch.cpu_recorder import (
     ALLOCATES,
     FILLS,
@@ -37,24 +38,8 @@ from cerebro.torch.cpu_recorder import (
     pair_leaves,
     tensors_in,
 )
-from cerebro.torch.native_calls import (
-    Block,
-    NativeCall,
-    Operation,
-    choose_draw,
-    make_native_call,
-    make_operations,
-    measure_rounding,
-)
 from cerebro.torch.optimizer_numbers import COUNTED, Containers, Hole, Numbers
-from cerebro.torch.step_state import (
-    Batch,
-    Values,
-    copy_values,
-    detach_value,
-    fill,
-    have_same_bits,
-)
+from cerebro.torch.step_state import Batch, Values, copy_values, detach_value, fill, have_same_bits
 
 RESIZES = {
     "binary_cross_entropy", "huber_loss", "mse_loss", "smooth_l1_loss", "soft_margin_loss",
@@ -80,9 +65,9 @@ class Program:
         self.recording = recording
         """The recorded step; available until :meth:`free_recording` is called."""
         self._steps: dict[int, tuple[Any, tuple[Any, Any, Any]]] = {}
-        self._items: list[tuple[Any, Any, Any] | list[Operation] | NativeCall] = []
+        self._items: list[Any] = []  # lists of elementwise operations, native calls, other calls
         self._calls: list[tuple[Any, Any, Any]] = []
-        self._blocks: list[Block] = []
+        self._blocks: list[native_calls.Block] = []
         self._moved: dict[tuple[int, Any], tuple[Any, int]] = {}
         self._memory: dict[int, Any] = {}
         self._replaced = replaced = _find_needless_copies(recording, {address_of(t) for t in kept})
@@ -123,19 +108,21 @@ class Program:
             if index in constant:
                 run(*args, **kwargs)
                 continue
-            elementwise = None if isinstance(run, partial) else make_operations(func, args, kwargs)
+            elementwise = None
+            if not isinstance(run, partial):
+                elementwise = native_calls.make_operations(func, args, kwargs)
             if elementwise is not None:
                 if not items or not isinstance(items[-1], list):
                     items.append([])
-                items[-1] += elementwise  # type: ignore[operator]
+                items[-1] += elementwise
                 continue
-            native = make_native_call(func, run, args, kwargs)
+            native = native_calls.make_native_call(func, run, args, kwargs)
             if native is not None:
                 items.append(native)
                 continue
             if takes_number(func, args, kwargs):
                 args[1] = shared(args, args[0].dtype)
-            drawn = choose_draw(func, args, kwargs)
+            drawn = native_calls.choose_draw(func, args, kwargs)
             items.append((drawn or find_binding(run, args, kwargs), args, kwargs))
         self._compile_blocks()
         # Invalidate the results, to notice a result that the program fails to write.
@@ -145,10 +132,9 @@ class Program:
                 _spoil(tensor)
 
     def _compile_blocks(self) -> None:
-        """Compile the lists of elementwise operations into blocks."""
         for item in self._items:
             if isinstance(item, list):
-                block = Block(item, measure_rounding())
+                block = native_calls.Block(item, native_calls.measure_rounding())
                 self._moved |= block.places
                 self._calls.append((block.run, (), {}))
                 self._blocks.append(block)

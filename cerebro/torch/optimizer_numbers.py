@@ -94,7 +94,7 @@ class Numbers:
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self.optimizers = optimizers
-        self._groups: list[tuple[Any, Formulas | None, Any]] = []
+        self._groups: list[tuple[Any, Any]] = []  # with their optimizers
         self.settings: list[Any] = []
         """All settings, for comparison; equal settings stay the same object."""
         self.branches: Any = None
@@ -104,14 +104,10 @@ class Numbers:
     def take_groups(self) -> bool:
         """Store the optimizers' current groups; return whether the objects have changed."""
         if not are_different_objects(
-            groups_of(self.optimizers), [group for group, _, _ in self._groups]
+            groups_of(self.optimizers), [group for group, _ in self._groups]
         ):
             return False
-        self._groups = [
-            (group, FORMULAS.get(type(item)), item)
-            for item in self.optimizers
-            for group in groups_of([item])
-        ]
+        self._groups = [(group, item) for item in self.optimizers for group in item.param_groups]
         return True
 
     def refusal(self) -> str | None:
@@ -130,20 +126,19 @@ class Numbers:
         return None
 
     def take_settings(self) -> None:
-        """Store the optimizers' current settings."""
         settings = [
             [
                 value if type(value) in PLAIN else _make_comparable(value)
                 for key, value in group.items()
                 if key != "params"
             ]
-            for group, _, _ in self._groups
+            for group, _ in self._groups
         ]
         if settings == self.settings and self.branches is not None:
             return
         self.settings = settings
         values: list[Any] = []
-        for group, _, _ in self._groups:
+        for group, _ in self._groups:
             for key, value in group.items():
                 if key in NUMBERS:
                     values.append((key, key == "lr" or _are_nonzero(value)))
@@ -154,14 +149,14 @@ class Numbers:
     def counts(self) -> list[float]:
         """Return the number of each group's next step."""
         counts = []
-        for group, _, item in self._groups:
+        for group, item in self._groups:
             step = _find_step_count(item, group["params"])
             counts.append(1.0 if step is None else float(step) + 1.0)
         return counts
 
     def find_unequal_counts(self) -> str | None:
         """Return a refusal if a group's parameters have taken different numbers of steps."""
-        for group, _, item in self._groups:
+        for group, item in self._groups:
             steps = {
                 float(item.state[p]["step"])
                 for p in group["params"]
@@ -173,16 +168,15 @@ class Numbers:
 
     def values(self, group: int, count: float) -> dict[str, Any]:
         """Return the values of a group's formulas in step `count`."""
-        settings, formulas, _ = self._groups[group]
-        assert formulas is not None
-        return formulas(settings, count)
+        settings, item = self._groups[group]
+        return FORMULAS[type(item)](settings, count)
 
     def all_values(self, counts: Sequence[float]) -> list[dict[str, Any]]:
         return [self.values(group, count) for group, count in enumerate(counts)]
 
     def read_inputs(self, group: int, formula: str) -> tuple[float, float, Any]:
         """Return the inputs of a formula of `COUNTED`: rate, beta and the tensor of steps."""
-        settings, _, item = self._groups[group]
+        settings, item = self._groups[group]
         beta = settings["betas"][formula == "correction"]
         return float(settings["lr"]), float(beta), _find_step_count(item, settings["params"])
 
@@ -308,8 +302,5 @@ def _are_nonzero(value: Any) -> Any:
 
 
 def _find_step_count(optimizer: Any, parameters: Sequence[Any]) -> Any:
-    for parameter in parameters:
-        entries = optimizer.state.get(parameter)
-        if entries and "step" in entries:
-            return entries["step"]
-    return None
+    states = (optimizer.state.get(parameter, {}) for parameter in parameters)
+    return next((entries["step"] for entries in states if "step" in entries), None)

@@ -23,14 +23,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim import sgd as torch_sgd
 
 import cerebro._core as _core
-from cerebro.torch.native_calls import (
-    PARALLEL,
-    example_values,
-    have_same_floats,
-    is_dense,
-    measure_rounding,
-    use_float32,
-)
+from cerebro.torch import native_calls
 
 _WRAPPER: CodeType = torch.optim.Optimizer.profile_hook_step(lambda self: None).__code__
 
@@ -152,7 +145,7 @@ def _find_form(kind: type, group: Mapping[str, Any]) -> Form | None:
 
 def _list_settings(form: Form, group: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return a group's settings as `_core.optimizer_step` takes them."""
-    how = measure_rounding()
+    how = native_calls.measure_rounding()
     flags = (form[2], form[4], how.fused)
     if form[0]:
         moments = (0.0, 0.0, 0.0, group["momentum"], group["dampening"])
@@ -187,7 +180,7 @@ def _tensors_of(
 ) -> list[int] | None:
     """Return a group's tensors as `_core.optimizer_step` takes them; None if it cannot."""
     is_sgd, _, _, momentum, _ = form
-    most = PARALLEL if torch.get_num_threads() > 1 else 1 << 62
+    most = native_calls.PARALLEL if torch.get_num_threads() > 1 else 1 << 62
     arguments: list[int] = []
     for parameter in group["params"]:
         gradient = parameter.grad
@@ -221,7 +214,7 @@ def _are_alike(parameter: Any, parts: Sequence[Any], most: int) -> bool:
     """Return whether the core can pass over a parameter and tensors element by element."""
     shape, stride = parameter.shape, None
     if not parameter.is_contiguous():
-        if not is_dense(parameter):
+        if not native_calls.is_dense(parameter):
             return False
         stride = parameter.stride()
     for tensor in (parameter, *parts):
@@ -254,10 +247,10 @@ def _is_step_count(steps: Any) -> bool:
 
 @functools.cache
 def _has_same_bits(kind: type, form: Form) -> bool:
-    if not measure_rounding().names >= _NEEDS:
+    if not native_calls.measure_rounding().names >= _NEEDS:
         return False
     try:
-        with use_float32():
+        with native_calls.use_float32():
             agrees = all(_compare_steps(kind, form, size) for size in (7, 1511))
     except Exception:  # from a setting of the user; the trial's own step may still succeed
         agrees = False
@@ -282,7 +275,7 @@ def _compare_steps(kind: type, form: Form, size: int) -> bool:
         tensors = _tensors_of(group, mine.state, form)
         if tensors is None or not _core.optimizer_step(((_list_settings(form, group), tensors),)):
             return False
-        if not all(map(have_same_floats, _list_tensors(mine), _list_tensors(its))):
+        if not all(map(native_calls.have_same_floats, _list_tensors(mine), _list_tensors(its))):
             return False
     return True
 
@@ -304,7 +297,7 @@ def _make_example(kind: type, form: Form, size: int) -> Any:
 
 def _make_finite_values(size: int, seed: int) -> Any:
     """Return example values whose squares are finite, so that no step makes NaN."""
-    return example_values(size, seed).nan_to_num().clamp_(-1e18, 1e18)
+    return native_calls.example_values(size, seed).nan_to_num().clamp_(-1e18, 1e18)
 
 
 def _list_tensors(optimizer: Any) -> list[Any]:

@@ -32,14 +32,7 @@ import torch
 
 import cerebro._core as _core
 from cerebro.torch.cpu_program import Program, RecordedProgram, tensors_of
-from cerebro.torch.cpu_recorder import (
-    Leaf,
-    Recording,
-    Unavailable,
-    Witness,
-    find_difference,
-    leaves_of,
-)
+from cerebro.torch.cpu_recorder import Recording, Unavailable, Witness, find_difference, leaves_of
 from cerebro.torch.optimizer_numbers import Hole, Numbers, Probe, Unexplained, mark_sections
 from cerebro.torch.step_state import (
     Batch,
@@ -439,7 +432,7 @@ class StepRecorder:
         return watched, copy_values(values)
 
     def _take_witnessed_step(
-        self, batch: Batch, phase: int, leaves: Sequence[Leaf]
+        self, batch: Batch, phase: int, leaves: Sequence[Any]
     ) -> tuple[Values, str | None]:
         """Take an ordinary step; also return how its operators differ from the recorded ones."""
         try:

@@ -55,7 +55,6 @@ def fill(static: Batch, batch: Batch) -> None:
 
 
 def clone_value(value: Any) -> Any:
-    """Return a copy that the next replay does not overwrite."""
     if isinstance(value, tuple):
         return tuple(clone_value(item) for item in value)
     return value.clone() if isinstance(value, torch.Tensor) else value
@@ -77,7 +76,6 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: to
 
 
 def have_same_bits(left: Any, right: Any) -> bool:
-    """Return whether two values have the same bits."""
     if isinstance(left, tuple) and isinstance(right, tuple):
         return len(left) == len(right) and all(map(have_same_bits, left, right))
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
@@ -154,7 +152,6 @@ class Gradients:
         return [(parameter, parameter.grad) for parameter in self._parameters]
 
     def restore(self, gradients: list[tuple[Any, Any]]) -> None:
-        """Set the gradients to what :meth:`list_pairs` returned."""
         for parameter, gradient in gradients:
             parameter.grad = gradient
 
@@ -168,8 +165,8 @@ class Gradients:
 Tensors = tuple[Any, list[Any]]
 """A copy of tensors: one buffer, and the tensors that it does not contain."""
 
-Numbers = list[tuple[Any, Any, Any]]
-"""The numbers that optimizers keep in host memory: containers, keys and values."""
+Numbers = list[tuple[Any, Any]]
+"""The numbers that optimizers keep in host memory: containers and keys."""
 
 
 class Listing:
@@ -181,13 +178,13 @@ class Listing:
 
     def __init__(self, tensors: list[Any], numbers: Numbers) -> None:
         self.tensors = tensors
-        self.numbers = [(entries, key) for entries, key, _ in numbers]
+        self.numbers = numbers
         self._forms = list(map(_form_of, tensors))
         are_dense = list(map(_is_dense, tensors))
         self._dense = [index for index, is_dense in enumerate(are_dense) if is_dense]
         self._others = [index for index, is_dense in enumerate(are_dense) if not is_dense]
         self._in_regions = [tensors[index] for index in self._dense]
-        self._spans = list(map(_span_of, self._in_regions))
+        self._spans = [self._forms[index][:2] for index in self._dense]
         self._regions = _core.Regions(self._spans)
 
     def describes(self, tensors: list[Any], numbers: Numbers) -> bool:
@@ -197,7 +194,7 @@ class Listing:
             and len(numbers) == len(self.numbers)
             and all(
                 entries is there and key == name
-                for (entries, key, _), (there, name) in zip(numbers, self.numbers, strict=True)
+                for (entries, key), (there, name) in zip(numbers, self.numbers, strict=True)
             )
         )
 
@@ -216,7 +213,6 @@ class Listing:
         return buffer, [self.tensors[index].detach().clone() for index in self._others]
 
     def restore(self, saved: Tensors) -> None:
-        """Copy what :meth:`copy_tensors` returned into the tensors."""
         buffer, others = saved
         pairs = list(zip(self._others, others, strict=True))
         if self._is_in_place():
@@ -247,7 +243,7 @@ class Listing:
         return None
 
     def _is_in_place(self) -> bool:
-        return list(map(_span_of, self._in_regions)) == self._spans
+        return [(t.data_ptr(), t.nbytes) for t in self._in_regions] == self._spans
 
     def _require_place(self) -> None:
         # The memory that a tensor had before may belong to something else now.
@@ -268,10 +264,6 @@ class Listing:
 
 def _form_of(tensor: Any) -> Any:
     return tensor.data_ptr(), tensor.nbytes, tensor.shape, tensor.stride(), tensor.dtype
-
-
-def _span_of(tensor: Any) -> tuple[int, int]:
-    return tensor.data_ptr(), tensor.nbytes
 
 
 def _is_dense(tensor: Any) -> bool:
@@ -406,7 +398,7 @@ class StepState:
 
     def _numbers(self) -> Numbers:
         return [
-            (entries, key, value)
+            (entries, key)
             for optimizer in self._optimizers
             for entries in optimizer.state.values()
             for key, value in _list_items(entries)
@@ -438,10 +430,8 @@ def _tensors_of(module: Any) -> list[Any]:
     parameters: dict[int, Any] = {}
     buffers: dict[int, Any] = {}
     for part in parts.values():
-        for tensors, named in ((parameters, part._parameters), (buffers, part._buffers)):
-            for tensor in named.values():
-                if tensor is not None:
-                    tensors[id(tensor)] = tensor
+        parameters |= {id(t): t for t in part._parameters.values() if t is not None}
+        buffers |= {id(t): t for t in part._buffers.values() if t is not None}
     return [*parameters.values(), *buffers.values()]
 
 
@@ -485,7 +475,6 @@ class Surroundings:
         self._objects, self._values = self._collect()
 
     def are_unchanged(self) -> bool:
-        """Return whether nothing has changed since."""
         objects, values = self._collect()
         return (
             values == self._values
