@@ -20,7 +20,7 @@ from cerebro.report.findings import Finding
 from cerebro.torch.model import Model
 from cerebro.torch.optimizer_step import groups_of
 from cerebro.torch.step_state import copy_values
-from cerebro.torch.watched_calls import Calls, LossCall, is_scripted, watch_calls
+from cerebro.torch.watched_calls import Calls, LossCall, is_scripted
 
 UNSCALED = 20.0
 """Inputs whose mean absolute value or standard deviation is this large are not scaled."""
@@ -56,16 +56,16 @@ def diagnose(model: Any, batch: Mapping[str, Any]) -> tuple[list[Finding], list[
         return [], []
     if isinstance(model, Model):
         return _diagnose_model(model, batch)
-    evaluated = _watch(nets, batch, model.eval_batch) if hasattr(model, "eval_batch") else Calls()
+    evaluated = Calls((), {})
+    if hasattr(model, "eval_batch"):
+        evaluated = _watch(nets, batch, model.eval_batch)
     trained = _watch(nets, batch, model.train_batch)
     return [*_check_modes(trained, evaluated), *_check_calls(trained, evaluated)], trained.losses
 
 
 def find_networks(model: Any) -> list[Any]:
     """Return the modules among a model's attributes that have parameters to train."""
-    parts = (
-        [model.net] if isinstance(model, Model) else list(getattr(model, "__dict__", {}).values())
-    )
+    parts = [model.net] if isinstance(model, Model) else getattr(model, "__dict__", {}).values()
     modules = [part for part in parts if isinstance(part, torch.nn.Module)]
     return [net for net in modules if any(p.requires_grad for p in net.parameters())]
 
@@ -112,7 +112,7 @@ def _diagnose_model(model: Model, batch: Mapping[str, Any]) -> tuple[list[Findin
         augmented = model._augment(copy_values(augmented))
     tensors = {n: v for n, v in augmented.items() if isinstance(v, torch.Tensor)}
     before = {n: v.clone() for n, v in tensors.items() if v.nbytes <= MOST_COMPARED}
-    with watch_calls([model.net], _find_targets(model, augmented)) as trained:
+    with Calls([model.net], _find_targets(model, augmented)) as trained:
         _, loss, _, _ = model._objective(augmented)
     findings = [*_check_modes(trained, evaluated), *_check_calls(trained, evaluated, loss)]
     findings += _check_batch_unchanged(model, before, augmented)
@@ -127,7 +127,8 @@ def _diagnose_model(model: Model, batch: Mapping[str, Any]) -> tuple[list[Findin
 
 def _watch(nets: Sequence[Any], batch: Mapping[str, Any], step: Any, model: Any = None) -> Calls:
     copied = copy_values(batch)
-    with watch_calls(nets, _find_targets(model, copied)) as calls:
+    calls = Calls(nets, _find_targets(model, copied))
+    with calls:
         step(copied)
     return calls
 
@@ -180,20 +181,18 @@ def _check_calls(trained: Calls, evaluated: Calls, loss: Any = None) -> Iterator
         )
     for call in trained.losses:
         if call.input.requires_grad:
-            yield from _OF_LOSS[call.name](call)
-            if loss is not None:
-                yield from _check_sign(call, loss)
+            for finding in (*_OF_LOSS[call.name](call), *_check_sign(call, loss)):
+                yield replace(finding, place=call.place)
 
 
 def _check_sign(call: LossCall, loss: Any) -> Iterator[Finding]:
-    if call.result.ndim == 0 and loss.ndim == 0:
+    if loss is not None and call.result.ndim == 0 and loss.ndim == 0:
         value = float(loss.detach())
         if value != 0 and value == -float(call.result.detach()):
             yield Finding(
                 "negated-loss",
                 f"the loss is -{call.name}: training makes {call.name} larger",
                 "leave out the minus sign: optimizers minimize",
-                place=call.place,
             )
 
 
@@ -230,13 +229,12 @@ def _check_cross_entropy(call: LossCall) -> Iterator[Finding]:
     if end is None and _is_distribution(outputs, axis):
         end = "softmax"
     if end in _BEFORE_CROSS_ENTROPY:
-        yield replace(_BEFORE_CROSS_ENTROPY[end], place=call.place)
+        yield _BEFORE_CROSS_ENTROPY[end]
     if outputs.shape[axis] == 1:
         yield Finding(
             "one-output",
             "cross_entropy over one output is always 0",
             "give the network an output for each class, or use binary_cross_entropy_with_logits",
-            place=call.place,
         )
 
 
@@ -251,7 +249,6 @@ def _check_nll(call: LossCall) -> Iterator[Finding]:
             "not-log-probabilities",
             f"nll_loss expects log-probabilities, but the outputs are {kind}",
             cure,
-            place=call.place,
         )
 
 
@@ -261,7 +258,6 @@ def _check_kl(call: LossCall) -> Iterator[Finding]:
             "not-log-probabilities",
             "kl_div expects log-probabilities as its input, but some are above 0",
             "apply log_softmax to the outputs",
-            place=call.place,
         )
 
 
@@ -272,7 +268,6 @@ def _check_binary(call: LossCall) -> Iterator[Finding]:
             "sigmoid-before-logits",
             f"the outputs end in a {end}, and {call.name} applies a sigmoid again",
             f"leave the {end} out of the network: return logits",
-            place=call.place,
         )
     low, high = float(call.target.min()), float(call.target.max())
     if low < 0 or high > 1:
@@ -280,7 +275,6 @@ def _check_binary(call: LossCall) -> Iterator[Finding]:
             "binary-targets",
             f"{call.name} expects targets from 0 to 1, but they reach from {low:g} to {high:g}",
             "write the classes as 0 and 1",
-            place=call.place,
         )
 
 
@@ -297,7 +291,6 @@ def _check_regression(call: LossCall) -> Iterator[Finding]:
             "bounded-outputs",
             f"the outputs end in a {end} and {bounds}, but {outside:.0%} of the targets are not",
             f"leave out the {end} at the end of the network, or scale the targets",
-            place=call.place,
         )
 
 
@@ -305,12 +298,8 @@ _OF_LOSS = {
     "cross_entropy": _check_cross_entropy,
     "nll_loss": _check_nll,
     "kl_div": _check_kl,
-    "binary_cross_entropy": _check_binary,
-    "binary_cross_entropy_with_logits": _check_binary,
-    "mse_loss": _check_regression,
-    "l1_loss": _check_regression,
-    "smooth_l1_loss": _check_regression,
-    "huber_loss": _check_regression,
+    **dict.fromkeys(("binary_cross_entropy", "binary_cross_entropy_with_logits"), _check_binary),
+    **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), _check_regression),
 }
 
 
