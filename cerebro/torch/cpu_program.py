@@ -62,8 +62,7 @@ class Program:
     """Calls that repeat a recorded step; `kept` are the tensors of its results."""
 
     def __init__(self, recording: Recording, kept: Iterable[Any]) -> None:
-        self.recording = recording
-        """The recorded step; available until :meth:`free_recording` is called."""
+        self.recording = recording  # deleted by `free_recording`
         self._steps: dict[int, tuple[Any, tuple[Any, Any, Any]]] = {}
         self._items: list[Any] = []  # lists of elementwise operations, native calls, other calls
         self._calls: list[tuple[Any, Any, Any]] = []
@@ -72,8 +71,7 @@ class Program:
         self._memory: dict[int, Any] = {}
         self._replaced = replaced = _find_needless_copies(recording, {address_of(t) for t in kept})
         substitute = replaced.substitute
-        self.containers: Containers = {}
-        """The arguments and keywords of each call, which may be changed before a replay."""
+        self.containers: Containers = {}  # may be changed before a replay
         for index, call in enumerate(recording.calls):
             if index in replaced.dropped or _is_left_out(call):
                 continue

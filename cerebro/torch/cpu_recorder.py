@@ -97,12 +97,9 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, writable: Iterable[int]) -> None:
         super().__init__()
         self.calls: list[Call] = []
-        self.refusal: str | None = None
-        """Why the step cannot be repeated from these calls."""
-        self.leaves_traces = False
-        """Whether the step changed a tensor or a generator that is not part of the state."""
-        self.section: int | None = None
-        """The number of the optimizer that is stepping; None outside optimizers."""
+        self.refusal: str | None = None  # why the step cannot be repeated from these calls
+        self.leaves_traces = False  # whether it changed what is not part of the state
+        self.section: int | None = None  # the number of the optimizer that is stepping
         self._writable = set(writable)
         self._made: set[int] = set()
         self._lifted: set[int] = set()
@@ -380,11 +377,7 @@ def leaves_of(recording: Recording) -> list[Leaf]:
 
 @functools.cache
 def _kind_of(full: str) -> str | None:
-    """Return what an event is.
-
-    "leaf" is an operator that computes, "view" one that does not, "composite" one that calls
-    others, None is not an operator.
-    """
+    """Return an event's kind: "leaf" computes, "composite" calls others, "view" does neither."""
     name, _, overload = full.partition("@")
     if "::" not in name:
         return None

@@ -12,7 +12,6 @@ import inspect
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -451,13 +450,19 @@ def features(
     trunk = Trunk(net, layers, inputs, check_whole_number("threads", threads, 1))
     column_names("inputs", inputs)
     check_images(images)
-    folder, limit = _choose_folder(images, path), parse_budget(budget)
+    if path is None and images.url is not None:
+        # Beside their copy, the cache would remove the features to make room.
+        raise InputError(
+            f"path=None: the images are in object storage ({images.url}), and features cannot be "
+            "made beside their copy in the cache: give path=, a folder on a disk of this machine"
+        )
+    folder = None if path is None else path_of("path", path)
+    limit = parse_budget(budget)
     check_executor(executor, "features(executor=...)", trunk.device)
     if dtypes is not None and not isinstance(dtypes, Mapping):
         dtypes = dict.fromkeys(trunk.layers, dtypes)
     # Workers with GPUs have a variable that cuBLAS reads; this process computes the same rows.
-    as_workers = contextlib.nullcontext() if executor is None else use_device(trunk.device)
-    with as_workers:
+    with contextlib.nullcontext() if executor is None else use_device(trunk.device):
         work = trunk.derive(images, batch_size, copies=copies, seed=seed, dtypes=dtypes)
         with explain_gpu_memory_errors(trunk.device, work.batch_size):
             same_bits = _compare_halves(trunk, next(iter(work.batches(images.view.parts, 0, None))))
@@ -470,18 +475,6 @@ def features(
     result.view = result.view.keep_transforms(images.view, plan.kept)
     result._trunk, result.layers, result.same_bits = trunk, dict(trunk.layers), same_bits
     return result
-
-
-def _choose_folder(images: Dataset, path: Any) -> Path | None:
-    """Return `path` as a Path, or None for a folder beside the images."""
-    if path is not None:
-        return path_of("path", path)
-    if images.url is not None:  # beside their copy, the cache would remove it to make room
-        raise InputError(
-            f"path=None: the images are in object storage ({images.url}), and features cannot be "
-            "made beside their copy in the cache: give path=, a folder on a disk of this machine"
-        )
-    return None
 
 
 def _compare_halves(trunk: Trunk, batch: Mapping[str, Any]) -> dict[str, bool]:

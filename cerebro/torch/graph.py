@@ -1,14 +1,10 @@
 """A training step as a CUDA graph: captured once, replayed for every batch of the same shape.
 
 A graph launches the many short kernels of a step at once. It runs no Python code, so a step is
-captured only if its Python code does the same every time. This is verified:
-
-- The first steps are ordinary steps on the capture stream. They initialize libraries and create the
-  optimizer's state.
-- Then, for a few batches, each step is computed twice from the same state: as an ordinary step and
-  by the graph. Tensors, numbers and generators must end up with the same bits. Otherwise, or if the
-  capture fails, the model continues with ordinary steps, and its log gives the reason.
-- Batches of a different shape take ordinary steps.
+captured only if its Python code does the same every time. After a few ordinary steps, which create
+the optimizer's state, some steps are computed twice from the same state: as ordinary steps and by
+the graph. If a bit differs, or the capture fails, the model continues with ordinary steps, and its
+log gives the reason. Batches of a different shape take ordinary steps, too.
 
 Between steps, the learning rate is a number, as schedulers and states require; within a step, it is
 a tensor that the graph reads. If another setting changes, all further steps are ordinary.
@@ -22,7 +18,6 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,7 +163,7 @@ class CudaRecorder:
             torch.zeros(1, device=device)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
     # The garbage collector would destroy the graphs of dropped models. This invalidates a capture.
     was_enabled = gc.isenabled()
@@ -206,8 +201,7 @@ class GraphedStep:
         self._compared = 0
         self._check_places = False
         self._groups = groups_of(optimizers)
-        self.refusal: str | None = None
-        """Why all further steps are ordinary; None while they may be replayed."""
+        self.refusal: str | None = None  # why all further steps are ordinary
 
     def __call__(self, batch: Batch) -> Values:
         if self.refusal is not None:
@@ -368,7 +362,7 @@ class Rates:
                 self._tensors[number].fill_(float(rate))
             self._filled[number] = rate
 
-    @contextmanager
+    @contextlib.contextmanager
     def as_tensors(self) -> Iterator[None]:
         """Replace the optimizers' learning rates with tensors during the block."""
         self.fill()

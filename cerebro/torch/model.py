@@ -568,11 +568,8 @@ class Model(TorchModel):
         function = getattr(step, "__func__", None)
         if function is Model.eval_batch:
             return self._recorded[1].unit.ready
-        if function is not Model.train_batch or self._updates.by_batch:
-            return None
-        if self.accumulate != 1 or self._augment is not None:
-            return None
-        return self._recorded[0].unit.ready
+        is_plain = self.accumulate == 1 and self._augment is None and not self._updates.by_batch
+        return self._recorded[0].unit.ready if function is Model.train_batch and is_plain else None
 
     def begin_recorded_unit(self, *, training: bool) -> None:
         """Begin a unit whose steps may be recorded."""

@@ -1,20 +1,9 @@
 """Operators of a recorded step that the C core computes, with PyTorch's bits, instead of PyTorch.
 
-The rounding of float32 arithmetic is standardized, so the core can compute the same bits. Two
-things depend on PyTorch's build and on the processor: whether a multiplication and the addition
-after it are rounded once or twice, and which square root is called. Both are tested once per
-process; PyTorch runs the elementwise operators whose results differ.
-
-Matrix products, sums of columns (the gradient of a bias) and the negative log likelihood are
-computed both ways once, when a program is made, and are left to PyTorch if a bit differs. PyTorch
-computes the product of float32 matrices with SGEMM. If its library exports this function, the core
-calls it with PyTorch's arguments, so the bits are the same. The order in which PyTorch adds float32
-numbers depends on shapes and on the width of the processor's vectors. On one thread, the core
-repeats this order, which is tested once per process.
-
-PyTorch draws dropout's numbers one at a time; the core makes the generator's numbers in vectors,
-which is much faster. The bits and the generator's state afterwards are the same, which is tested
-once per process. If they differ, for example because PyTorch uses Intel's library, PyTorch draws.
+Whether the core rounds elementwise operators and draws dropout's numbers as PyTorch does is tested
+once per process. Matrix products, sums of columns (the gradient of a bias) and the negative log
+likelihood are computed both ways once, when a program is made. PyTorch computes what differs in a
+bit. docs/design/recorded-step-engine.md says why the bits of the others are the same.
 """
 
 from __future__ import annotations
@@ -76,8 +65,7 @@ class Block:
 
     def __init__(self, operations: Sequence[Operation], rounding: _Rounding) -> None:
         numbers = [op.number for op in operations if op.number is not None]
-        self.numbers = array("d", numbers or [0.0])
-        """The numbers that the operations read when they run; write to the array to change one."""
+        self.numbers = array("d", numbers or [0.0])  # which the operations read when they run
         self.places: dict[tuple[int, Any], tuple[array[float], int]] = {}
         """The array and index of each recorded number, by its container's id and its key."""
         calls, index = [], 0

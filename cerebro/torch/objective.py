@@ -13,16 +13,8 @@ from cerebro.data.rows import part_index
 from cerebro.data.sampling import require_weights
 from cerebro.errors import CerebroError, InputError
 from cerebro.model import Batch, Columns, Part, loss_of, make_getter
+from cerebro.torch import torchmetrics
 from cerebro.torch.step_state import detach_value
-from cerebro.torch.torchmetrics import (
-    Metrics,
-    accumulates,
-    extract_numbers,
-    flatten_collections,
-    is_metric,
-    is_updated,
-    reset,
-)
 
 Function = Callable[..., Any]
 
@@ -35,7 +27,10 @@ class Meters(Part):
     """
 
     def __init__(
-        self, metrics: Metrics, accumulating: Mapping[str, Any], whole: Mapping[str, Function]
+        self,
+        metrics: torchmetrics.Metrics,
+        accumulating: Mapping[str, Any],
+        whole: Mapping[str, Function],
     ) -> None:
         self._meters = metrics
         self._accumulating = accumulating
@@ -57,8 +52,8 @@ class Meters(Part):
         if not self._meters:
             return {name: detach_value(value) for name, value in returned.items()}
         values = {}
-        for name, value in flatten_collections(returned):
-            if not is_metric(value):
+        for name, value in torchmetrics.flatten_collections(returned):
+            if not torchmetrics.is_metric(value):
                 values[name] = detach_value(value)
                 continue
             path = self._meters.name_of(value)
@@ -72,12 +67,12 @@ class Meters(Part):
 
     def compute(self) -> dict[str, float]:
         """Return the values of the torchmetrics metrics that have accumulated batches."""
-        metrics = {name: item for name, item in self._accumulating.items() if is_updated(item)}
+        metrics = {n: m for n, m in self._accumulating.items() if torchmetrics.is_updated(m)}
         metrics |= {name: self._meters.metric(path) for name, path in self._returned.items()}
         values: dict[str, float] = {}
         with torch.no_grad():
             for name, metric in metrics.items():
-                values.update(extract_numbers(name, metric.compute(), metric))
+                values.update(torchmetrics.extract_numbers(name, metric.compute(), metric))
         return values
 
     def compute_whole(self, *given: Any) -> dict[str, float]:
@@ -86,9 +81,9 @@ class Meters(Part):
         for name, metric in self._epoch_metrics.items():
             with torch.no_grad():
                 value = metric(*given)
-            if accumulates(metric):
-                reset(metric)  # it would keep all passes
-            values.update(extract_numbers(name, value, metric))
+            if torchmetrics.accumulates(metric):
+                torchmetrics.reset(metric)  # it would keep all passes
+            values.update(torchmetrics.extract_numbers(name, value, metric))
         return values
 
     @contextlib.contextmanager

@@ -95,10 +95,8 @@ class Numbers:
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self.optimizers = optimizers
         self._groups: list[tuple[Any, Any]] = []  # with their optimizers
-        self.settings: list[Any] = []
-        """All settings, for comparison; equal settings stay the same object."""
-        self.branches: Any = None
-        """The settings that decide which operators run."""
+        self.settings: list[Any] = []  # equal settings stay the same object
+        self.branches: Any = None  # the settings that decide which operators run
         self.take_groups()
 
     def take_groups(self) -> bool:

@@ -1,22 +1,10 @@
 """A training step on the CPU as a list of operators: recorded once, replayed for every batch.
 
-With ``graph=True``, the user promises that the step's Python code does the same for every batch. A
-replayed step runs the same operators on the same memory, without Python code and dispatch. The
-promise is checked:
-
-- The first steps with a batch shape are ordinary steps, in which the optimizer creates its state.
-- The next step is recorded (`cerebro.torch.cpu_recorder`), and taken again without the recorder,
-  while PyTorch's profiler watches it (its `Witness`). Both must call the same operators. From the
-  same state, both steps and the program must lead to the same state, bit for bit.
-- The step after that is checked in the same way. Operators, arguments and constants must be the
-  same, except numbers that the optimizer's settings explain (`cerebro.torch.optimizer_numbers`).
-- One more step is compared without a recording.
-- Before each unit, everything that the promise does not cover must be unchanged
-  (`cerebro.torch.step_state`). After the unit, the program is compared with one more ordinary
-  step.
-
-If anything differs, all further steps are ordinary, and the log gives the reason. `RecordedStep`
-decides what is recorded and replayed; `StepRecorder` records and compares.
+With ``graph=True``, the user promises that the step's Python code does the same for every batch.
+The promise is checked on the first batches of each shape, before each unit and after it
+(docs/design/recorded-steps.md lists the checks). If anything differs, all further steps are
+ordinary, and the log gives the reason. `RecordedStep` decides what is recorded and replayed;
+`StepRecorder` records and compares.
 """
 
 from __future__ import annotations
@@ -68,8 +56,7 @@ class UnitReplays:
     """What a unit replays: counts by key, and the steps that `_core.run_unit` may take itself."""
 
     def __init__(self) -> None:
-        self.ready: list[_core.Replay] = []
-        """Steps that `_core.run_unit` may replay by itself until the unit ends."""
+        self.ready: list[_core.Replay] = []  # what `_core.run_unit` may replay by itself
         self.replays = 0  # of all units
         self._offered: list[tuple[Any, _core.Replay]] = []
         self._used: Counter[Any] = Counter()
@@ -139,8 +126,7 @@ class RecordedStep:
         self._seen: dict[Any, int] = {}
         self._looks_again = True
         self._tries = 0
-        self.refusal: str | None = None
-        """The reason why steps are no longer recorded; None while they are."""
+        self.refusal: str | None = None  # why steps are no longer recorded
 
     def __call__(self, batch: Batch, phase: int = 0) -> Values:
         if self.refusal is not None:

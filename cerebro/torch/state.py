@@ -17,13 +17,7 @@ import numpy as np
 import torch
 
 from cerebro.errors import StateError, one_line
-from cerebro.torch.parameter_order import (
-    NAMES,
-    SAME_MODEL,
-    ParameterNames,
-    join_parts,
-    split_parts,
-)
+from cerebro.torch.parameter_order import NAMES, SAME_MODEL, ParameterNames, join_parts, split_parts
 
 HOW = ("capturable", "foreach", "fused")
 """Settings that determine how an optimizer computes. They are not loaded from a state, which may
@@ -235,7 +229,6 @@ def collect_updates(
 def load_updates(
     optimizers: Sequence[Any], schedulers: Sequence[Any], state: Mapping[str, Any]
 ) -> None:
-    """Load these parts."""
     for optimizer, part in split_state(optimizers, state["optimizer"]):
         load_optimizer(optimizer, part)
     for scheduler, part in split_state(schedulers, state.get("scheduler")):

@@ -111,8 +111,7 @@ class Metrics:
 
     def name_of(self, metric: Any) -> str | None:
         """Return the path of a metric; None if it is not among these metrics."""
-        names = (name for name, item in self._metrics.items() if item is metric)
-        return next(names, None)
+        return next((name for name, item in self._metrics.items() if item is metric), None)
 
     def metric(self, name: str) -> Any:
         """Return the metric at a path; raise StateError if the network has none there."""

@@ -37,8 +37,7 @@ class Updates(Part):
         self._optimizers = optimizers
         self._schedulers = schedulers
         self._scheduler_step = scheduler_step
-        self.by_batch = bool(schedulers) and scheduler_step == "batch"
-        """Whether there are schedulers that step after batches or updates."""
+        self.by_batch = bool(schedulers) and scheduler_step == "batch"  # or by update
         self._by_update = steps_by_update
         self._clip_norm = clip_norm
         self.accumulate = accumulate
@@ -159,7 +158,6 @@ class Updates(Part):
         self.pending, self._scheduler_due = 0, False
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load these parts."""
         load_updates(self._optimizers, self._schedulers, state)
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
