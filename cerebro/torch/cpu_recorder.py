@@ -397,7 +397,6 @@ def _kind_of(full: str) -> str | None:
 
 
 def _strip_underscore(name: str) -> str:
-    """Return the name without the underscore of in-place operators."""
     short = name if name.endswith("__") else name.rstrip("_")
     return _SAME.get(short, short)
 

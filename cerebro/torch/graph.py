@@ -350,7 +350,6 @@ class Rates:
         self._filled: dict[int, float] = {}
 
     def fill(self) -> None:
-        """Copy the current rates into their tensors."""
         for number, group in enumerate(groups_of(self._optimizers)):
             rate = group["lr"]
             if isinstance(rate, torch.Tensor):

@@ -140,7 +140,6 @@ class _Arguments:
 
 
 def _make_binary(operation: str, given: _Arguments) -> list[Operation] | None:
-    """Return a product or quotient with a tensor or a number."""
     if given.has_number("other"):
         return given.make(f"{operation}_number", "self", number="other")
     return given.make(operation, "self", "other")
@@ -292,9 +291,8 @@ def _draws_like_pytorch() -> bool:
                 _core.draw_bernoulli(mine.get_state, mine.set_state, draws.data_ptr(), size, p)
             except ValueError:
                 return False
-            if not (
-                torch.equal(draws, expected) and torch.equal(mine.get_state(), its.get_state())
-            ):
+            states = mine.get_state(), its.get_state()
+            if not torch.equal(draws, expected) or not torch.equal(*states):
                 return False
     return True
 

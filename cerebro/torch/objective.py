@@ -39,7 +39,6 @@ class Meters(Part):
         self._returned: dict[str, str] = {}  # metrics that step returned: their paths by name
 
     def __bool__(self) -> bool:
-        """Return whether there are torchmetrics metrics."""
         return bool(self._meters)
 
     def update(self, *given: Any) -> None:
@@ -149,7 +148,6 @@ class Objective(Part):
             return compute(batch)
 
     def predict(self, batch: Batch) -> Any:
-        """Return the network's output."""
         if self.autocast is None:
             return self._forward(batch)
         with self.autocast:

@@ -107,11 +107,7 @@ def has_hooks(optimizer: Any) -> bool:
 def _is_plain(optimizer: Any) -> bool:
     """Return whether ``optimizer.step()`` runs only PyTorch's code."""
     kind = type(optimizer)
-    if (
-        kind not in _KINDS
-        or _unwrap_step(kind) is not _KINDS[kind]
-        or _list_functions() != _FUNCTIONS
-    ):
+    if kind not in _KINDS or _unwrap_step(kind) is not _KINDS[kind]:
         return False
     replacement = vars(optimizer).get("step")
     if replacement is not None and not (
@@ -120,6 +116,7 @@ def _is_plain(optimizer: Any) -> bool:
         return False
     return not (
         has_hooks(optimizer)
+        or _list_functions() != _FUNCTIONS
         or getattr(optimizer, "grad_scale", None) is not None
         or getattr(optimizer, "found_inf", None) is not None
         or torch._C._len_torch_dispatch_stack()
@@ -136,11 +133,10 @@ def _find_form(kind: type, group: Mapping[str, Any]) -> Form | None:
     numbers = [*map(group.get, names), *(() if is_sgd else group["betas"])]
     if not all(type(number) is float or type(number) is int for number in numbers):
         return None
+    decays = group["weight_decay"] != 0
     if is_sgd:
-        momentum = group["momentum"] != 0
-        return True, group["weight_decay"] != 0, False, momentum, bool(group["nesterov"])
-    decoupled = bool(group["decoupled_weight_decay"])
-    return False, group["weight_decay"] != 0, decoupled, False, False
+        return True, decays, False, group["momentum"] != 0, bool(group["nesterov"])
+    return False, decays, bool(group["decoupled_weight_decay"]), False, False
 
 
 def _list_settings(form: Form, group: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -87,7 +87,6 @@ class UnitReplays:
         self.ready.clear()
 
     def has_failed(self) -> bool:
-        """Return whether a replay has raised an exception in this unit."""
         return self._has_failed or any(replay.failed for _, replay in self._offered)
 
     def begin(self) -> list[Any]:
@@ -123,7 +122,7 @@ class RecordedStep:
         self._gradients = self._recorder.gradients
         self.unit = UnitReplays()
         self._programs: dict[Any, Program] = {}
-        self._seen: dict[Any, int] = {}
+        self._seen: Counter[Any] = Counter()
         self._looks_again = True
         self._tries = 0
         self.refusal: str | None = None  # why steps are no longer recorded
@@ -225,15 +224,14 @@ class RecordedStep:
     # --- recording ---------------------------------------------------------
 
     def _count_or_record(self, batch: Batch, phase: int, key: Any) -> Values:
-        seen = self._seen.get(key, 0)
-        self._seen[key] = seen + 1
-        if len(self._programs) >= MOST_PROGRAMS or seen < WARM_UP:
+        self._seen[key] += 1
+        if len(self._programs) >= MOST_PROGRAMS or self._seen[key] <= WARM_UP:
             return self._step(batch, phase)
         reason = self._numbers.refusal() or _find_compilation()
         if reason is not None:
             self._refuse(reason)
-            return self._step(batch, phase)
-        if torch.autograd._profiler_enabled():  # the user's; there can be no witness beside it
+        # Beside a profiler of the user's, there can be no witness.
+        if reason is not None or torch.autograd._profiler_enabled():
             return self._step(batch, phase)
         with self._recorder.state.list_once():
             outcome = self._recorder.record(batch, phase)

@@ -156,7 +156,6 @@ class Gradients:
             parameter.grad = gradient
 
     def tensors(self) -> list[tuple[str, Any]]:
-        """Return the memory by name."""
         return [(f"the gradient of parameter {i}", t) for i, t in self._buffers.items()]
 
 
@@ -365,7 +364,6 @@ class StepState:
         return [tensor.data_ptr() for tensor in self._tensors_without_names()]
 
     def storages(self) -> list[int]:
-        """Return the addresses of the storages of all tensors."""
         return [tensor.untyped_storage().data_ptr() for tensor in self._tensors_without_names()]
 
     def _tensors(self) -> list[tuple[str, Any]]:
