@@ -244,10 +244,7 @@ class Program:
                 hole.container[hole.key] = value
 
     def make_replay(self, numbers: Numbers) -> _core.Replay | None:
-        """Return the step for `_core.run_unit`; None if it needs Python.
-
-        Call this after :meth:`set_numbers`, which sets the current settings.
-        """
+        """Return the step with its present numbers for `_core.run_unit`; None if it needs Python."""
         if self._without_python is None and not self._is_python_needed:
             try:
                 self._without_python = _core.Replay(
@@ -350,7 +347,7 @@ def _is_left_out(call: Call) -> bool:
     """Return whether a call writes no memory, like a view or an allocation."""
     if call.name in ALLOCATES or call.about.is_view:
         return True
-    if call.about.mutates or call.name in HIDDEN_WRITES:
+    if call.about.writes or call.name in HIDDEN_WRITES:
         return False
     if not call.func._schema.returns:
         return False  # it raises if the data are invalid
@@ -372,7 +369,7 @@ def make_runnable(
     call: Call, args: list[Any], kwargs: dict[str, Any], outs: list[Any]
 ) -> tuple[Any, tuple[Any, Any, Any]]:
     """Return an operator, and (function, arguments, keywords) that repeat a call into `outs`."""
-    if call.about.mutates:
+    if call.about.writes:
         addresses = {address_of(t) for t in tensors_in([args, kwargs])}
         results = [t if _is_made(t, addresses) else None for t in outs]
         if not any(t is not None for t in results):
@@ -411,10 +408,7 @@ def make_runnable(
 
 
 def takes_number(func: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether an operator converts the number ``args[1]`` to a tensor in every call.
-
-    A tensor that is created in advance gives the same bits.
-    """
+    """Return whether an operator converts the number ``args[1]`` to a tensor in every call."""
     if str(func) not in _ARITHMETIC or isinstance(args[1], (torch.Tensor, bool)):
         return False
     dtype = args[0].dtype
@@ -423,10 +417,7 @@ def takes_number(func: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def find_binding(run: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Return PyTorch's function for an operator if it calls exactly that operator.
-
-    Its argument parser takes half as long as the operator's.
-    """
+    """Return PyTorch's function, which parses faster, if it calls exactly this operator."""
     if isinstance(run, partial):
         return run
     name = str(run._schema.name).partition("::")[2]

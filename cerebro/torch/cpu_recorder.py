@@ -53,7 +53,6 @@ class Facts:
         schema = func._schema
         self.name = str(schema.name).partition("::")[2]
         self.is_of_profiler = func.namespace == "profiler"
-        self.mutates = bool(schema.is_mutable)
         self.reads_data = torch.Tag.data_dependent_output in func.tags or self.name in READS_BACK
         self.shape_of_data = torch.Tag.dynamic_output_shape in func.tags
         self.is_view = torch.Tag.inplace_view in func.tags
@@ -89,10 +88,7 @@ class Call:
 
 
 class Recording(TorchDispatchMode):  # type: ignore[misc]
-    """A context that records the operators that run in it; they compute as usual.
-
-    `writable` are the addresses of the storages that the step may change.
-    """
+    """A context that records operators; `writable` are the storages that the step may change."""
 
     def __init__(self, writable: Iterable[int]) -> None:
         super().__init__()
@@ -230,10 +226,7 @@ def as_list(out: Any) -> list[Any]:
 
 
 def copy_arguments(value: Any, found: list[tuple[Any, Any]]) -> Any:
-    """Return a copy of nested arguments with detached tensors, which keep their current shapes.
-
-    Add all tensors, paired with their copies, to `found`.
-    """
+    """Return nested arguments with detached tensors; add pairs of tensors and copies to `found`."""
 
     def copy(tensor: Any) -> Any:
         is_ordinary = type(tensor) in TENSORS and tensor.layout == torch.strided

@@ -71,10 +71,7 @@ def find_networks(model: Any) -> list[Any]:
 
 
 def uses_old_gradients(model: Any, train: Any, load: Any) -> bool:
-    """Return whether a training step adds to the gradients that an earlier step left.
-
-    ``train()`` trains on one batch; ``load()`` loads the same state each time.
-    """
+    """Return whether a step adds to old gradients; ``load()`` loads the same state each time."""
     if isinstance(model, Model):
         return False
     parameters = [p for net in find_networks(model) for p in net.parameters() if p.requires_grad]
@@ -385,10 +382,7 @@ def _check_learning_rates(model: Model) -> Iterator[Finding]:
 
 
 def _check_gradients(named: Mapping[str, Any], taken: Mapping[int, Any]) -> Iterator[Finding]:
-    """Find parameters of the network that lack either a gradient or an optimizer.
-
-    `taken` has the parameters of the optimizers by their `id`.
-    """
+    """Find parameters without a gradient or an optimizer; `taken` are the optimizers', by `id`."""
     unused = [n for n, p in named.items() if id(p) in taken and p.requires_grad and p.grad is None]
     if unused:
         yield Finding(

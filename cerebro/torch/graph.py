@@ -90,10 +90,7 @@ class CudaRecorder:
         return result
 
     def run_watched(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
-        """Run `work` as `warm` does; return its result, and the first line that waits for the GPU.
-
-        The line is None if nothing waits.
-        """
+        """Run `work` as `warm` does; return its result and the first line that waits, or None."""
         before = torch.cuda.get_sync_debug_mode()
         place = None
         with warnings.catch_warnings(record=True) as caught:

@@ -217,10 +217,7 @@ def is_dense(value: Any) -> bool:
 
 @dataclass
 class NativeCall:
-    """The core's function for a call, and the tensors that it reads and writes.
-
-    `outs` are those that it writes, in float32.
-    """
+    """The core's function for a call, all its tensors, and those that it writes, in float32."""
 
     compute: Callable[[], None]
     tensors: list[Any]
@@ -230,10 +227,7 @@ class NativeCall:
 def make_native_call(
     func: Any, run: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
 ) -> NativeCall | None:
-    """Return a recorded call as the core's call; None if PyTorch must compute it.
-
-    This runs the call, with ``run(*args, **kwargs)``, to compare the bits.
-    """
+    """Run a call in both ways; return the core's, or None if PyTorch must compute it."""
     rule = _list_rules().get(func)
     if rule is None or not is_native() or torch.get_num_threads() > 1:
         return None

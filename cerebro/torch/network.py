@@ -66,10 +66,7 @@ class Network(Part):
         self._trained_as_built = [(n, p, p.requires_grad) for n, p in self.net.named_parameters()]
 
     def add_new_parameters(self) -> bool:
-        """Note the parameters of layers that were added in training, in order of their names.
-
-        Return whether there are any.
-        """
+        """Note parameters of layers added in training, by name; return whether there are any."""
         ids = {id(parameter) for parameter in self._parameters}
         new = [item for item in self._list_parameters() if id(item) not in ids]
         if new:

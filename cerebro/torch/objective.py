@@ -137,10 +137,7 @@ class Objective(Part):
         self._no_grad = torch.no_grad()
 
     def __call__(self, batch: Batch) -> tuple[dict[str, Any], Any, Any, Any]:
-        """Return values by metric, the loss with its graph, the output and the target.
-
-        Output and target are None if the user's step computes the loss.
-        """
+        """Return values by metric, the loss with its graph, output and target (None with `step`)."""
         compute = self._compute if self._step is None else self._call_step
         if self.autocast is None:
             return compute(batch)
@@ -212,10 +209,7 @@ def _check_loss(loss: Any, function: Any) -> None:
 
 
 def check_weight(weight: Any, loss: Any, step: Any) -> None:
-    """Raise InputError unless the rows of a loss can be weighted by the column `weight`.
-
-    `step` is the model's `step` or `train_step`, or None.
-    """
+    """Raise InputError unless a column can weight a loss; `step` may be `train_step`, too."""
     if not isinstance(weight, str):
         raise InputError(f"weight must be a column's name, not {weight!r}")
     if step is not None:

@@ -151,10 +151,7 @@ def _list_settings(form: Form, group: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _gather_groups(optimizer: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
-    """Return the groups for `_core.optimizer_step`, and their parameters; None if it cannot.
-
-    Nothing is cached, because users may replace any part between two steps.
-    """
+    """Return groups for the core, and their parameters, not cached: users may replace any part."""
     if not _is_plain(optimizer):
         return None
     kind: Any = type(optimizer)

@@ -76,10 +76,7 @@ class ParameterNames:
 def in_fixed_order(
     state: Mapping[str, Any], optimizers: Sequence[Any], schedulers: Sequence[Any]
 ) -> dict[str, Any]:
-    """Return a model's state in an order that is the same in every process.
-
-    Parts that cannot be ordered by name keep their order.
-    """
+    """Return a model's state in the same order in every process, as far as it has names."""
     parts = split_parts(state["optimizer"], len(optimizers))
     orders = [
         _sort_by_name(part[NAMES], _schedulers_of(optimizer, optimizers, schedulers, state))

@@ -276,10 +276,7 @@ class RecordedStep:
 
 
 def _is_aligned(batch: Batch) -> bool:
-    """Return whether a batch has the memory layout of the copy that a program reads.
-
-    With a different layout, kernels may add in a different order.
-    """
+    """Return whether a batch has the layout of a program's copy, which decides the order of sums."""
     return all(
         value.is_contiguous() and value.data_ptr() % ALIGNMENT == 0
         for value in batch.values()
@@ -471,10 +468,7 @@ class StepRecorder:
         return Outcome(values)
 
     def compare_once_more(self, recorded: Program, key: Any) -> str | None:
-        """Compare a program with one more ordinary step on its last batch; return how they differ.
-
-        Both begin in the current state, which is restored.
-        """
+        """Return how one more ordinary step on the last batch differs; put the state back."""
         _, phase, _, present = key
         state, batch = self.state, copy_values(recorded.static)
         gradients, before = self.gradients.list_pairs(), state.copy_values()

@@ -64,10 +64,7 @@ def _is_ordinary(optimizer: Any) -> bool:
 
 
 def load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Load a state into an optimizer without changing the type of any tensor.
-
-    Raise StateError if the parameter groups differ.
-    """
+    """Load a state without changing a tensor's type; raise StateError if the groups differ."""
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     saved = [len(group["params"]) for group in state["param_groups"]]
     if sizes != saved:
@@ -165,10 +162,7 @@ def load_scheduler(scheduler: Any, state: Mapping[str, Any]) -> None:
 
 
 def _convert_containers(scheduler: Any, loaded: dict[str, Any]) -> None:
-    """Convert a state's containers, in place, to the types that the scheduler has.
-
-    Do the same for the schedulers inside `SequentialLR` and `ChainedScheduler`.
-    """
+    """Convert containers in place to the scheduler's types, also for schedulers inside it."""
     for key, value in loaded.items():
         current = getattr(scheduler, key, None)
         if isinstance(current, (Counter, OrderedDict, deque)):
@@ -203,20 +197,14 @@ def advance_state(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split_state(objects: Sequence[Any], state: Any) -> list[tuple[Any, Any]]:
-    """Return optimizers or schedulers, each with its part of a state from `collect_updates`.
-
-    Raise StateError if the state has a different number of them.
-    """
+    """Return objects, each with its part of a state; raise StateError if their number differs."""
     return list(zip(objects, split_parts(state, len(objects)), strict=True))
 
 
 def collect_updates(
     optimizers: Sequence[Any], schedulers: Sequence[Any], names: ParameterNames
 ) -> dict[str, Any]:
-    """Return the part ``optimizer`` of a state and, if there are schedulers, ``scheduler``.
-
-    They are plain containers with live tensors; an optimizer's state has its parameters' names.
-    """
+    """Return the parts ``optimizer`` and, if any, ``scheduler`` of a state, with live tensors."""
     states = [
         {**to_plain(item.state_dict()), NAMES: names.list_by_group(item)} for item in optimizers
     ]

@@ -223,10 +223,7 @@ class Listing:
                 self.tensors[index].copy_(value)
 
     def find_difference(self, saved: Tensors, other: Tensors | None = None) -> int | None:
-        """Return the index of a tensor that differs between two copies; None if none does.
-
-        Without `other`, compare a copy with the tensors.
-        """
+        """Return the index of a tensor that differs from a copy, or between two copies, or None."""
         if other is None:
             self._require_place()
             region = self._regions.differing(saved[0])
@@ -437,10 +434,7 @@ _NAMED_MODULES = torch.nn.Module.named_modules
 
 
 def _add_parts(module: Any, parts: dict[int, Any]) -> bool:
-    """Add the modules of ``module.modules()`` in its order, but several times as fast.
-
-    Return whether all of them list their parts as `torch.nn.Module` does.
-    """
+    """Add ``module.modules()`` in its order, but faster; return whether no module overrides it."""
     parts[id(module)] = module
     for child in module._modules.values():
         if child is not None and id(child) not in parts and not _add_parts(child, parts):

@@ -166,10 +166,7 @@ class Metrics:
 
 
 def _state_of(metric: Any) -> dict[str, Any]:
-    """Return a metric's state; lists are copied, because ``reset`` empties them.
-
-    A wrapper's numbers are in it if they differ from their first values.
-    """
+    """Return a metric's state, with copies of lists, which ``reset`` empties, and its numbers."""
     values = {name: getattr(metric, name) for name in metric._defaults}
     copies = {name: list(v) if isinstance(v, list) else v for name, v in values.items()}
     numbers = {
