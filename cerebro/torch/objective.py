@@ -137,7 +137,7 @@ class Objective(Part):
         self._no_grad = torch.no_grad()
 
     def __call__(self, batch: Batch) -> tuple[dict[str, Any], Any, Any, Any]:
-        """Return values by metric, the loss with its graph, output and target (None with `step`)."""
+        """Return values by metric, loss with its graph, output and target (None with `step`)."""
         compute = self._compute if self._step is None else self._call_step
         if self.autocast is None:
             return compute(batch)

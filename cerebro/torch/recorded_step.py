@@ -276,7 +276,7 @@ class RecordedStep:
 
 
 def _is_aligned(batch: Batch) -> bool:
-    """Return whether a batch has the layout of a program's copy, which decides the order of sums."""
+    """Return whether a batch is laid out as a program's copy; the order of sums depends on it."""
     return all(
         value.is_contiguous() and value.data_ptr() % ALIGNMENT == 0
         for value in batch.values()
