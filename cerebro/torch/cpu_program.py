@@ -111,8 +111,6 @@ class Program:
         self._moved.clear()
         self.containers.clear()
 
-    # --- what it calls ---------------------------------------------------------------
-
     def finish(self, holes: list[Hole], free: set[tuple[int, int, Any]]) -> None:
         """Replace the recorded calls with faster ones that compute the same bits.
 
@@ -223,8 +221,6 @@ class Program:
                     if not _are_alike(a, b, ours, other, numbers, mine.section is not None):
                         return f"{mine.name}() has other arguments than before"
         return None
-
-    # --- replays ---------------------------------------------------------------------
 
     def set_numbers(self, numbers: Numbers) -> None:
         """Set the numbers that come from the optimizers' settings, and from their steps."""

@@ -285,11 +285,9 @@ _WITHOUT_BITS = (
 )
 """Allocations, constants and copies: they may differ, because they compute no bits."""
 
-_SAME = {"aten::_index_put_impl": "aten::index_put"}
-"""Different names of the same operator."""
+_SAME = {"aten::_index_put_impl": "aten::index_put"}  # two names of one operator
 
-Leaf = tuple[str, str, bool]
-"""An operator's name and overload, and whether an optimizer calls it."""
+Leaf = tuple[str, str, bool]  # name, overload, and whether an optimizer calls it
 
 
 class Unavailable(Exception):

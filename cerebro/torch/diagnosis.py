@@ -22,14 +22,11 @@ from cerebro.torch.optimizer_step import groups_of
 from cerebro.torch.step_state import copy_values
 from cerebro.torch.watched_calls import Calls, LossCall, is_scripted
 
-UNSCALED = 20.0
-"""Inputs whose mean absolute value or standard deviation is this large are not scaled."""
-MOST_COMPARED = 16 * 1024 * 1024
-"""Columns of at most this many bytes are compared before and after a training step."""
+UNSCALED = 20.0  # inputs of such a mean absolute value or standard deviation are not scaled
+MOST_COMPARED = 16 * 1024 * 1024  # bytes of a column that is compared before and after a step
 MOST_NAMED = 3
 MEASURED_STEPS = 8
-LONGEST_STEP = 0.005
-"""Ordinary steps of more seconds are not measured: they are mostly arithmetic."""
+LONGEST_STEP = 0.005  # seconds; longer ordinary steps are mostly arithmetic, and not measured
 
 # Functions that may end a network, by the name of their autograd node, with their ranges.
 _ENDS = {

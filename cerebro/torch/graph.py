@@ -39,19 +39,15 @@ from cerebro.torch.step_state import (
     shape_of,
 )
 
-WARM_UP = 3
-"""The number of ordinary steps with batches of one shape before the step is captured."""
-COMPARED = 2
-"""The number of batches on which the graph is compared with the ordinary step."""
+WARM_UP = 3  # ordinary steps with batches of one shape before the step is captured
+COMPARED = 2  # batches on which the graph is compared with the ordinary step
 
 TENSOR_RATES: tuple[type, ...] = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Optimizers that read the learning rate from a tensor on the device."""
 
+# How PyTorch's warnings begin: that an operation waits for the GPU; that these are incomplete.
 WAITS = "called a synchronizing"
-"""The start of PyTorch's warning about an operation that waits for the GPU."""
-
 ABOUT_WATCHING = "Synchronization debug mode"
-"""The start of PyTorch's warning that these warnings are incomplete."""
 
 log = logging.getLogger("cerebro.torch")
 
@@ -60,8 +56,7 @@ _streams: dict[tuple[Any, int], Any] = {}
 it, because cuBLAS keeps a workspace of some MB for every stream. Models that replay on different
 streams do not, because their graphs would overwrite that workspace."""
 
-_failed: list[Any] = []
-"""Graphs whose capture failed; kept because the allocator queries them until the process ends."""
+_failed: list[Any] = []  # failed captures, which the allocator queries until the process ends
 
 
 class CudaRecorder:

@@ -26,16 +26,12 @@ import torch
 import cerebro._core as _core
 from cerebro.torch.cpu_recorder import is_number
 
-PARALLEL = 32768
-"""The number of elements from which PyTorch uses several threads, if it has several."""
+PARALLEL = 32768  # elements from which PyTorch uses several threads, if it has several
 
-_MOST = 2**31 - 1
-"""BLAS counts with 32-bit integers."""
-_WIDTHS = (32, 64)
-"""Columns that PyTorch sums at once: four vectors of 32 or 64 bytes."""
+_MOST = 2**31 - 1  # BLAS counts with 32-bit integers
+_WIDTHS = (32, 64)  # columns that PyTorch sums at once: four vectors of 32 or 64 bytes
 _MOST_ROWS = 1 << 16
-_MEAN, _SUM = 1, 2
-"""PyTorch's numbers for the reductions of losses."""
+_MEAN, _SUM = 1, 2  # PyTorch's numbers for the reductions of losses
 
 log = logging.getLogger("cerebro.torch")
 

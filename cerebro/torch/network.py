@@ -120,7 +120,6 @@ class Network(Part):
         return {"requires_grad": now} if now else {}
 
     def gradients(self) -> dict[str, Any]:
-        """Return the gradients by the parameters' names."""
         named = self._name_parameters()
         return {name: item.grad for name, item in named if item.grad is not None}
 

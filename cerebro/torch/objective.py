@@ -176,8 +176,7 @@ class Objective(Part):
         if not isinstance(returned, Mapping) or "loss" not in returned:
             raise InputError(f"step must return a dict with 'loss', not {returned!r}")
         loss = returned["loss"]
-        if isinstance(loss, tuple):
-            loss = loss[0]
+        loss = loss[0] if isinstance(loss, tuple) else loss
         if self.net.training and not isinstance(loss, torch.Tensor):
             raise InputError(
                 f"step returned a loss of type {type(loss).__name__}, with which Cerebro cannot "

@@ -59,8 +59,7 @@ FORMULAS: dict[type, Formulas] = {
     torch.optim.SGD: _compute_sgd_numbers,
 }
 
-COUNTED = ("step size", "correction")
-"""Formulas whose values change with every step."""
+COUNTED = ("step size", "correction")  # formulas whose values change with every step
 
 NUMBERS = ("lr", "betas", "weight_decay", "eps", "momentum", "dampening")
 """Settings that formulas use. The operators that run depend on which settings are 0."""

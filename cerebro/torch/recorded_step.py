@@ -38,16 +38,11 @@ from cerebro.torch.step_state import (
     shape_of,
 )
 
-WARM_UP = 2
-"""The number of ordinary steps with one batch shape before the step is recorded."""
-COMPARED = 2
-"""The number of further batches for which a program is compared with the ordinary step."""
-MOST_PROGRAMS = 8
-"""The maximum number of programs of a model; batches of other shapes take ordinary steps."""
-MOST_TRIES = 3
-"""How often a step that replaces tensors is recorded before recording is abandoned."""
-ALIGNMENT = 64
-"""The alignment of PyTorch's memory and of the loader's, in bytes."""
+WARM_UP = 2  # ordinary steps with one batch shape before the step is recorded
+COMPARED = 2  # further batches for which a program is compared with the ordinary step
+MOST_PROGRAMS = 8  # of a model; then, batches of other shapes take ordinary steps
+MOST_TRIES = 3  # to record a step that replaces tensors
+ALIGNMENT = 64  # of PyTorch's memory and of the loader's, in bytes
 
 log = logging.getLogger("cerebro.torch")
 

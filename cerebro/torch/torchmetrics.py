@@ -22,9 +22,7 @@ import torch
 from cerebro.errors import InputError, StateError
 
 _METRIC = ("torchmetrics.metric", "Metric")
-
 _COLLECTION = ("torchmetrics.collections", "MetricCollection")
-
 _WRAPPER = ("torchmetrics.wrappers.abstract", "WrapperMetric")
 
 _NUMBERS: dict[tuple[str, str], dict[str, float]] = {
