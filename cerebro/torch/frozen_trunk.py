@@ -27,7 +27,7 @@ from cerebro.machine.devices import IN_WORKER, explain_gpu_memory_errors, is_gpu
 from cerebro.machine.files import path_of
 from cerebro.machine.flags import compute_settings
 from cerebro.machine.imports import module_of
-from cerebro.model import Columns, column_names, make_getter
+from cerebro.model import Columns, column_names, make_forward, make_getter
 
 OUTPUT = "output"  # the column of the network's own output if `layers` is a list
 
@@ -361,11 +361,7 @@ class WholeNetwork(torch.nn.Module):  # type: ignore[misc]
         outputs = {
             name: value.to(self._stored[name]).to(value.dtype) for name, value in outputs.items()
         }
-        if isinstance(self._inputs, str):
-            return self.head(outputs[self._inputs])
-        if isinstance(self._inputs, Mapping):
-            return self.head(**{key: outputs[name] for key, name in self._inputs.items()})
-        return self.head(*(outputs[name] for name in self._inputs))
+        return make_forward(self.head, self._inputs)(outputs)
 
 
 def features(
