@@ -71,7 +71,7 @@ STEPS = 200
 def kernels(trained: cerebro.torch.Model) -> float:
     """Seconds of a step's operators, timed in their order; changes the weights."""
     (recorded,) = trained._recorded[0]._programs.values()
-    calls = [(run, args, kwargs or {}) for run, args, kwargs in recorded.calls()]
+    calls = [(run, args, kwargs or {}) for run, args, kwargs in recorded.program.calls()]
     clock = time.perf_counter
     times, empty = [0.0] * STEPS, [0.0] * STEPS
     with torch._C._AutoDispatchBelowAutograd():

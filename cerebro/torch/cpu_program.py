@@ -2,7 +2,8 @@
 
 The list leaves out views, allocations, and copies that autograd made only because the recording
 keeps gradients alive. If an operator has a variant that writes into existing memory, the program
-calls this variant. The numbers that come from an optimizer's settings are set before each replay.
+calls this variant. A `RecordedProgram` is a program with its inputs and results, and the numbers
+that are set before each replay.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from operator import is_
 from typing import Any
@@ -58,34 +59,17 @@ _ABOUT_MEMORY = {"dtype", "layout", "device", "pin_memory", "memory_format"}
 
 
 class Program:
-    """The calls that repeat a recorded step, with their memory, inputs and results.
+    """Calls that repeat a recorded step; `kept` are the tensors of its results."""
 
-    `static` are the step's inputs, `values` its metrics, `gradients` those that it left. Call
-    :meth:`finish` before the first replay.
-    """
-
-    def __init__(
-        self, recording: Recording, static: Batch, values: Values, gradients: list[tuple[Any, Any]]
-    ) -> None:
+    def __init__(self, recording: Recording, kept: Iterable[Any]) -> None:
         self.recording = recording  # deleted by `free_recording`
-        self.static = static
-        self.gradients = gradients
-        self.values = {name: detach_value(value) for name, value in values.items()}
-        self.leaves = leaves_of(recording)
-        self.compared = 0
         self._steps: dict[int, tuple[Any, tuple[Any, Any, Any]]] = {}
         self._items: list[Any] = []  # lists of elementwise operations, native calls, other calls
         self._calls: list[tuple[Any, Any, Any]] = []
         self._blocks: list[native_calls.Block] = []
-        self._moved: dict[tuple[int, Any], tuple[Any, int]] = {}  # the places of numbers in blocks
+        self._moved: dict[tuple[int, Any], tuple[Any, int]] = {}
         self._memory: dict[int, Any] = {}
-        self._tensors: dict[Any, Any] = {}  # numbers that are tensors: by group, formula and type
-        self._constants: dict[Any, Any] = {}
-        self._set_for: Any = None
-        self._without_python: _core.Replay | None = None
-        self._is_python_needed = False
-        kept = {address_of(tensor) for tensor in _tensors_of(values.values())}
-        self._replaced = replaced = _find_needless_copies(recording, kept)
+        self._replaced = replaced = _find_needless_copies(recording, {address_of(t) for t in kept})
         substitute = replaced.substitute
         self.containers: Containers = {}  # may be changed before a replay
         for index, call in enumerate(recording.calls):
@@ -100,8 +84,7 @@ class Program:
             for tensor in map(substitute, tensors_in(call.outs)):
                 if tensor.numel() and not recording.is_external(tensor):
                     self._memory[address_of(tensor)] = tensor
-        owned = [*self._memory.values(), *_tensors_of(static.values())]
-        self.held_bytes = sum(tensor.untyped_storage().nbytes() for tensor in owned)
+        self.held_bytes = sum(t.untyped_storage().nbytes() for t in self._memory.values())
         """The bytes of memory that only the program uses."""
 
     def free_recording(self) -> None:
@@ -111,13 +94,12 @@ class Program:
         self._moved.clear()
         self.containers.clear()
 
-    def finish(self, holes: list[Hole], free: set[tuple[int, int, Any]]) -> None:
+    def finish(self, shared: Callable[[list[Any], Any], Any]) -> None:
         """Replace the recorded calls with faster ones that compute the same bits.
 
-        `holes` and `free` are the numbers from `Numbers.find`. This runs some of the calls and so
-        changes the program's memory.
+        This runs some of the calls and so changes the program's memory. ``shared(arguments,
+        dtype)`` returns the tensor that replaces the number ``arguments[1]``.
         """
-        self.free, self._holes = free, holes
         constant = self._find_constants()
         items = self._items
         for index, (func, (run, args, kwargs)) in self._steps.items():
@@ -137,28 +119,15 @@ class Program:
                 items.append(native)
                 continue
             if takes_number(func, args, kwargs):
-                args[1] = self._share_tensor(args, args[0].dtype)
+                args[1] = shared(args, args[0].dtype)
             drawn = native_calls.choose_draw(func, args, kwargs)
             items.append((drawn or find_binding(run, args, kwargs), args, kwargs))
         self._compile_blocks()
-        self._place_holes()
         # Invalidate the results, to notice a result that the program fails to write.
         filled = {self._replaced.address(self.recording.calls[i].outs[0]) for i in constant}
         for address, tensor in self._memory.items():
             if address not in filled:
                 _spoil(tensor)
-
-    def _share_tensor(self, args: list[Any], dtype: Any) -> Any:
-        """Return a tensor with the number ``args[1]``; equal numbers share a tensor."""
-        for hole in self._holes:
-            if hole.container is args and hole.key == 1:
-                hole.key = None  # the tensor is set instead
-                key = (hole.group, hole.formula, dtype)
-                if key not in self._tensors:
-                    self._tensors[key] = torch.zeros((), dtype=dtype)
-                return self._tensors[key]
-        constant = (repr(args[1]), dtype)
-        return self._constants.setdefault(constant, torch.tensor(args[1], dtype=dtype))
 
     def _compile_blocks(self) -> None:
         for item in self._items:
@@ -172,19 +141,9 @@ class Program:
             else:
                 self._calls.append((item.compute, (), {}))
 
-    def _place_holes(self) -> None:
-        """Let the holes name the places from which the finished program reads its numbers."""
-        placed = []
-        for hole in self._holes:
-            if hole.key is not None:
-                place = (hole.container, hole.key)
-                moved = self._moved.get((id(hole.container), hole.key), place)
-                placed.append(Hole(hole.group, hole.formula, *moved))
-        self._holes = placed + [
-            Hole(group, formula, tensor, None)
-            for (group, formula, _), tensor in self._tensors.items()
-        ]
-        self._counted = [hole for hole in self._holes if hole.formula in COUNTED]
+    def find_place(self, container: Any, key: Any) -> tuple[Any, Any]:
+        """Return the container and key from which the finished program reads a number."""
+        return self._moved.get((id(container), key), (container, key))
 
     def _find_constants(self) -> set[int]:
         """Return the calls with constant results that no other call overwrites."""
@@ -199,10 +158,20 @@ class Program:
             if call.name in FILLS and written[self._replaced.address(call.outs[0])] == 1
         }
 
-    def differs_from(self, other: Recording) -> str | None:
+    def calls(self) -> list[tuple[Any, tuple[Any, ...], dict[str, Any] | None]]:
+        """Return the functions, arguments and keywords of the calls with the current numbers."""
+        return [(run, tuple(args), dict(kwargs) or None) for run, args, kwargs in self._calls]
+
+    def run(self) -> None:
+        # Autograd is off, because the calls include the backward pass.
+        with torch._C._AutoDispatchBelowAutograd():
+            for run, args, kwargs in self._calls:
+                run(*args, **kwargs)
+
+    def differs_from(self, other: Recording, free: set[tuple[int, int, Any]]) -> str | None:
         """Return how a recording for another batch differs; None if it is the same program.
 
-        The numbers in `free` may differ, each given as (number of the call, 0 for arguments or 1
+        `free` are the numbers that may differ, each as (number of the call, 0 for arguments or 1
         for keywords, path).
         """
         ours = self.recording
@@ -216,58 +185,11 @@ class Program:
                 ((mine.args, its.args), (mine.kwargs, its.kwargs), (mine.outs, its.outs))
             ):
                 for path, a, b in pair_leaves(left, right):
-                    if (index, which, path) in self.free:
+                    if (index, which, path) in free:
                         continue
                     if not _are_alike(a, b, ours, other, numbers, mine.section is not None):
                         return f"{mine.name}() has other arguments than before"
         return None
-
-    def set_numbers(self, numbers: Numbers) -> None:
-        """Set the numbers that come from the optimizers' settings, and from their steps."""
-        holes = self._counted
-        if numbers.settings is not self._set_for:
-            holes, self._set_for = self._holes, numbers.settings
-            self._without_python = None
-        if not holes:
-            return
-        counts = numbers.counts()
-        values = {group: numbers.values(group, counts[group]) for group in {h.group for h in holes}}
-        for hole in holes:
-            value = values[hole.group][hole.formula]
-            if hole.key is None:
-                hole.container.fill_(value)
-            else:
-                hole.container[hole.key] = value
-
-    def make_replay(self, numbers: Numbers) -> _core.Replay | None:
-        """Return the step with its present numbers for `_core.run_unit`; None: it needs Python."""
-        if self._without_python is None and not self._is_python_needed:
-            try:
-                self._without_python = _core.Replay(
-                    inputs=[_describe_input(value) for value in self.static.values()],
-                    calls=self.calls(),
-                    numbers=[_describe_number(hole, numbers) for hole in self._counted],
-                    metrics=[_describe_metric(name, value) for name, value in self.values.items()],
-                    context=torch._C._AutoDispatchBelowAutograd,
-                )
-            except NeedsPython:
-                self._is_python_needed = True
-        return self._without_python
-
-    def calls(self) -> list[tuple[Any, tuple[Any, ...], dict[str, Any] | None]]:
-        """Return the functions, arguments and keywords of the calls with the current numbers."""
-        return [(run, tuple(args), dict(kwargs) or None) for run, args, kwargs in self._calls]
-
-    def replay(self, batch: Batch) -> Values:
-        fill(self.static, batch)
-        self.run()
-        return copy_values(self.values)
-
-    def run(self) -> None:
-        # Autograd is off, because the calls include the backward pass.
-        with torch._C._AutoDispatchBelowAutograd():
-            for run, args, kwargs in self._calls:
-                run(*args, **kwargs)
 
 
 def _are_alike(
@@ -481,7 +403,95 @@ def _find_out_variant(func: Any) -> Any:
     return None
 
 
-# --- a step for `_core.Replay` -----------------------------------------------------
+# --- a program with its memory -----------------------------------------------------
+
+
+class RecordedProgram:
+    def __init__(
+        self,
+        program: Program,
+        static: Batch,
+        values: Values,
+        gradients: list[tuple[Any, Any]],
+        holes: list[Hole],
+        free: set[Any],
+    ) -> None:
+        self.program = program
+        self.static = static
+        self.gradients = gradients
+        self.free = free
+        self.compared = 0
+        self.held_bytes = program.held_bytes + sum(
+            value.untyped_storage().nbytes() for value in tensors_of(static.values())
+        )
+        self.leaves = leaves_of(program.recording)
+        self.values = {name: detach_value(value) for name, value in values.items()}
+        self._tensors: dict[Any, Any] = {}  # numbers that are tensors: by group, formula and type
+        self._constants: dict[Any, Any] = {}
+        self._holes = holes
+        program.finish(self._share_tensor)
+        placed = [
+            Hole(hole.group, hole.formula, *program.find_place(hole.container, hole.key))
+            for hole in holes
+            if hole.key is not None
+        ]
+        self._holes = placed + [
+            Hole(group, formula, tensor, None)
+            for (group, formula, _), tensor in self._tensors.items()
+        ]
+        self._counted = [hole for hole in self._holes if hole.formula in COUNTED]
+        self._set_for: Any = None
+        self._without_python: _core.Replay | None = None
+        self._is_python_needed = False
+
+    def _share_tensor(self, args: list[Any], dtype: Any) -> Any:
+        """Return a tensor with the number ``args[1]``; equal numbers share a tensor."""
+        for hole in self._holes:
+            if hole.container is args and hole.key == 1:
+                hole.key = None  # the tensor is set instead
+                key = (hole.group, hole.formula, dtype)
+                if key not in self._tensors:
+                    self._tensors[key] = torch.zeros((), dtype=dtype)
+                return self._tensors[key]
+        constant = (repr(args[1]), dtype)
+        return self._constants.setdefault(constant, torch.tensor(args[1], dtype=dtype))
+
+    def set_numbers(self, numbers: Numbers) -> None:
+        """Set the numbers that come from the optimizers' settings, and from their steps."""
+        holes = self._counted
+        if numbers.settings is not self._set_for:
+            holes, self._set_for = self._holes, numbers.settings
+            self._without_python = None
+        if not holes:
+            return
+        counts = numbers.counts()
+        values = {group: numbers.values(group, counts[group]) for group in {h.group for h in holes}}
+        for hole in holes:
+            value = values[hole.group][hole.formula]
+            if hole.key is None:
+                hole.container.fill_(value)
+            else:
+                hole.container[hole.key] = value
+
+    def make_replay(self, numbers: Numbers) -> _core.Replay | None:
+        """Return the step with its present numbers for `_core.run_unit`; None: it needs Python."""
+        if self._without_python is None and not self._is_python_needed:
+            try:
+                self._without_python = _core.Replay(
+                    inputs=[_describe_input(value) for value in self.static.values()],
+                    calls=self.program.calls(),
+                    numbers=[_describe_number(hole, numbers) for hole in self._counted],
+                    metrics=[_describe_metric(name, value) for name, value in self.values.items()],
+                    context=torch._C._AutoDispatchBelowAutograd,
+                )
+            except NeedsPython:
+                self._is_python_needed = True
+        return self._without_python
+
+    def replay(self, batch: Batch) -> Values:
+        fill(self.static, batch)
+        self.program.run()
+        return copy_values(self.values)
 
 
 class NeedsPython(Exception):
@@ -532,6 +542,6 @@ def _name_of(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _tensors_of(values: Any) -> list[Any]:
+def tensors_of(values: Any) -> list[Any]:
     flat = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
     return [item for item in flat if isinstance(item, torch.Tensor)]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import cerebro._core as _core
-from cerebro.torch.cpu_program import Program
+from cerebro.torch.cpu_program import Program, RecordedProgram, tensors_of
 from cerebro.torch.cpu_recorder import Recording, Unavailable, Witness, find_difference, leaves_of
 from cerebro.torch.optimizer_numbers import Hole, Numbers, Probe, Unexplained, mark_sections
 from cerebro.torch.step_state import (
@@ -57,7 +57,7 @@ class UnitReplays:
         self._used: Counter[Any] = Counter()
         self._has_failed = False
 
-    def run(self, key: Any, recorded: Program, batch: Batch) -> Values:
+    def run(self, key: Any, recorded: RecordedProgram, batch: Batch) -> Values:
         self.replays += 1
         self._used[key] += 1
         try:
@@ -116,7 +116,7 @@ class RecordedStep:
         self._numbers = self._recorder.numbers
         self._gradients = self._recorder.gradients
         self.unit = UnitReplays()
-        self._programs: dict[Any, Program] = {}
+        self._programs: dict[Any, RecordedProgram] = {}
         self._seen: Counter[Any] = Counter()
         self._looks_again = True
         self._tries = 0
@@ -212,7 +212,7 @@ class RecordedStep:
                 recorded.set_numbers(self._numbers)
                 self._offer(key, recorded)
 
-    def _offer(self, key: Any, recorded: Program) -> None:
+    def _offer(self, key: Any, recorded: RecordedProgram) -> None:
         if not recorded.gradients:
             self.unit.offer(key, recorded.make_replay(self._numbers))
 
@@ -238,11 +238,11 @@ class RecordedStep:
                 self._refuse("it replaces the model's tensors with others")
         return self._accept(outcome)
 
-    def _compare(self, batch: Batch, phase: int, recorded: Program) -> Values:
+    def _compare(self, batch: Batch, phase: int, recorded: RecordedProgram) -> Values:
         with self._recorder.state.list_once():
             values = self._accept(self._recorder.compare(recorded, batch, phase))
         if recorded.compared == COMPARED:
-            recorded.free_recording()
+            recorded.program.free_recording()
         return values
 
     def _accept(self, outcome: Outcome) -> Values:
@@ -293,7 +293,7 @@ class Outcome:
     """The metrics of a step, and what became of its recording or comparison."""
 
     values: Values
-    program: Program | None = None
+    program: RecordedProgram | None = None
     refusal: str | None = None  # why further steps must be ordinary
 
 
@@ -361,8 +361,11 @@ class StepRecorder:
             reason = self.numbers.find_unequal_counts()
             if reason is not None:
                 raise Unexplained(reason)
-            recorded = Program(watched.recording, static, watched.values, watched.gradients)
-            recorded.finish(*self._find_holes(watched, counts, recorded))
+            program = Program(watched.recording, tensors_of(watched.values.values()))
+            holes, free = self._find_holes(watched, counts, program)
+            recorded = RecordedProgram(
+                program, static, watched.values, watched.gradients, holes, free
+            )
             state.restore(before)
             self._replay_and_compare(recorded, batch, values, after)
             self._places = state.places()
@@ -435,7 +438,7 @@ class StepRecorder:
 
     # --- comparisons -------------------------------------------------------
 
-    def compare(self, recorded: Program, batch: Batch, phase: int) -> Outcome:
+    def compare(self, recorded: RecordedProgram, batch: Batch, phase: int) -> Outcome:
         """Take a step, and compare a program with it; the first time, compare a recording, too."""
         state, how = self.state, None
         before = state.copy_values()
@@ -444,7 +447,7 @@ class StepRecorder:
             watched, values = self._record_and_undo(recorded.static, batch, phase, before)
             if watched.refusal is not None:
                 return Outcome(values, refusal=watched.refusal)
-            how = recorded.differs_from(watched.recording)
+            how = recorded.program.differs_from(watched.recording, recorded.free)
         else:
             values = copy_values(self._take_step(batch, phase))
         if not state.is_as_listed():
@@ -462,7 +465,7 @@ class StepRecorder:
         recorded.compared += 1
         return Outcome(values)
 
-    def compare_once_more(self, recorded: Program, key: Any) -> str | None:
+    def compare_once_more(self, recorded: RecordedProgram, key: Any) -> str | None:
         """Return how one more ordinary step on the last batch differs; put the state back."""
         _, phase, _, present = key
         state, batch = self.state, copy_values(recorded.static)
@@ -491,7 +494,7 @@ class StepRecorder:
         return None
 
     def _replay_and_compare(
-        self, recorded: Program, batch: Batch, values: Values, after: Copied
+        self, recorded: RecordedProgram, batch: Batch, values: Values, after: Copied
     ) -> None:
         """Replay from the current state; raise `Different` unless it gives `values` and `after`."""
         recorded.set_numbers(self.numbers)

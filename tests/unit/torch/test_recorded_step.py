@@ -804,9 +804,9 @@ def test_an_error_in_a_replayed_step_names_the_users_line(wrong, schedule, tmp_p
 
 @pytest.mark.filterwarnings("ignore:.*the validation rows are the training rows")
 def test_after_a_replay_that_fails_the_unit_runs_again(tmp_path, monkeypatch):
-    from cerebro.torch.cpu_program import Program
+    from cerebro.torch.cpu_program import RecordedProgram
 
-    replay, calls, failed = Program.replay, [], []
+    replay, calls, failed = RecordedProgram.replay, [], []
 
     def broken(self, batch):
         calls.append(self.compared)
@@ -815,7 +815,7 @@ def test_after_a_replay_that_fails_the_unit_runs_again(tmp_path, monkeypatch):
             raise OSError("out of luck")
         return replay(self, batch)
 
-    monkeypatch.setattr(Program, "replay", broken)
+    monkeypatch.setattr(RecordedProgram, "replay", broken)
     one, two = (
         searched(tmp_path / str(graph), graph, cosine, wrong=None) for graph in (True, False)
     )

@@ -128,7 +128,7 @@ def test_each_engine_matches_ordinary_steps_for_each_network(net, engine, data, 
     model = made(True, net)
     assert train(model, data) == train(made(False, net), data)
     assert model._recorded[0].refusal is None and model._recorded[0].replays > 10
-    program = next(iter(model._recorded[0]._programs.values()))
+    program = next(iter(model._recorded[0]._programs.values())).program
     assert bool(program._blocks) == (engine == "native")
     is_drawn = [run for run, _, _ in program._calls if run is native_calls._draw_bernoulli]
     computes = [getattr(item, "compute", None) for item in program._items]
