@@ -577,10 +577,7 @@ class Model(TorchModel):
             return
         at_once = self.replays_for(self.train_batch if training else self.eval_batch) is not None
         if at_once and training != self.net.training:
-            if training:
-                self._network.set_training_mode()
-            else:
-                self.net.eval()
+            (self._network.set_training_mode if training else self.net.eval)()
         self._recorded[0 if training else 1].begin_unit(at_once=at_once)
 
     def end_recorded_unit(self, *, training: bool) -> str | None:
@@ -636,9 +633,8 @@ class Model(TorchModel):
         outputs, targets = parts
         if self._objective.autocast is not None:  # NumPy and scikit-learn lack bfloat16
             outputs = to_float32(outputs)
-        return self._meters.compute_whole(
-            *((outputs,) if self._target is None else (outputs, targets))
-        )
+        given = (outputs,) if self._target is None else (outputs, targets)
+        return self._meters.compute_whole(*given)
 
     def _explain_missing_column(self, batch: Batch, with_target: bool = True) -> None:
         """Raise InputError if a KeyError was caused by a column that the batch lacks."""

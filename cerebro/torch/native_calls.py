@@ -157,14 +157,11 @@ def _make_counting(given: _Arguments) -> list[Operation] | None:
     return [Operation("add_number", count, [count], float(number)) for count in counts]
 
 
-_Rule = Callable[["_Arguments"], "list[Operation] | None"]
-
-
 @functools.cache
-def _list_elementwise_rules() -> dict[Any, _Rule]:
+def _list_elementwise_rules() -> dict[Any, Callable[[_Arguments], list[Operation] | None]]:
     aten = torch.ops.aten
 
-    def rule(operation: str, *operands: str, number: str = "") -> _Rule:
+    def rule(operation: str, *operands: str, number: str = "") -> Any:
         return methodcaller("make", operation, *operands, number=number)
 
     product, quotient = (functools.partial(_make_binary, name) for name in ("mul", "div"))

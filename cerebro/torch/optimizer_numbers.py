@@ -19,7 +19,6 @@ from cerebro.torch.cpu_recorder import Call, Recording, is_number, pair_leaves
 from cerebro.torch.optimizer_step import are_different_objects, groups_of, has_hooks
 
 Group = Mapping[str, Any]
-Formulas = Callable[[Group, float], dict[str, Any]]
 
 Containers = dict[int, tuple[list[Any], dict[str, Any]]]
 """The arguments and keywords of a program's calls, by the number of the call."""
@@ -53,7 +52,7 @@ def _compute_sgd_numbers(group: Group, t: float) -> dict[str, Any]:
     }
 
 
-FORMULAS: dict[type, Formulas] = {
+FORMULAS: dict[type, Callable[[Group, float], dict[str, Any]]] = {
     torch.optim.Adam: _compute_adam_numbers,
     torch.optim.AdamW: _compute_adam_numbers,
     torch.optim.SGD: _compute_sgd_numbers,

@@ -164,9 +164,6 @@ class Gradients:
 Tensors = tuple[Any, list[Any]]
 """A copy of tensors: one buffer, and the tensors that it does not contain."""
 
-Numbers = list[tuple[Any, Any]]
-"""The numbers that optimizers keep in host memory: containers and keys."""
-
 
 class Listing:
     """The tensors and numbers of a state, and where the tensors are in memory.
@@ -175,7 +172,7 @@ class Listing:
     for each tensor, this would take longer than the step of a small network.
     """
 
-    def __init__(self, tensors: list[Any], numbers: Numbers) -> None:
+    def __init__(self, tensors: list[Any], numbers: list[tuple[Any, Any]]) -> None:
         self.tensors = tensors
         self.numbers = numbers
         self._forms = list(map(_form_of, tensors))
@@ -186,7 +183,7 @@ class Listing:
         self._spans = [self._forms[index][:2] for index in self._dense]
         self._regions = _core.Regions(self._spans)
 
-    def describes(self, tensors: list[Any], numbers: Numbers) -> bool:
+    def describes(self, tensors: list[Any], numbers: list[tuple[Any, Any]]) -> bool:
         """Return whether a state has these tensors, in the same memory, and these numbers."""
         return (
             list(map(_form_of, tensors)) == self._forms
@@ -197,7 +194,7 @@ class Listing:
             )
         )
 
-    def is_unchanged(self, tensors: list[Any], numbers: Numbers) -> bool:
+    def is_unchanged(self, tensors: list[Any], numbers: list[tuple[Any, Any]]) -> bool:
         """Return whether a new listing of the state would equal this one."""
         return (
             len(tensors) == len(self.tensors)
@@ -391,7 +388,8 @@ class StepState:
                     tensors += [v for v in entries.values() if isinstance(v, torch.Tensor)]
         return tensors + [tensor for _, tensor in self._gradients.tensors()]
 
-    def _numbers(self) -> Numbers:
+    def _numbers(self) -> list[tuple[Any, Any]]:
+        """Return the containers and keys of the numbers that optimizers keep in host memory."""
         return [
             (entries, key)
             for optimizer in self._optimizers
