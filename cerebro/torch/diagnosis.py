@@ -232,27 +232,19 @@ def _check_cross_entropy(call: LossCall) -> Iterator[Finding]:
         )
 
 
-def _check_nll(call: LossCall) -> Iterator[Finding]:
+def _check_log_probabilities(call: LossCall) -> Iterator[Finding]:
     outputs = call.input.detach().float()
-    axis = 1 if outputs.ndim > 1 else 0
-    if float(outputs.max()) > 1e-3:
+    if float(outputs.max()) <= 1e-3:
+        return
+    message = "kl_div expects log-probabilities as its input, but some are above 0"
+    cure = "apply log_softmax to the outputs"
+    if call.name == "nll_loss":
+        axis = 1 if outputs.ndim > 1 else 0
         kind, cure = "logits", f"use cross_entropy, or apply log_softmax(dim={axis}) first"
         if _is_distribution(outputs, axis):
             kind, cure = "probabilities", "return log_softmax, not softmax"
-        yield Finding(
-            "not-log-probabilities",
-            f"nll_loss expects log-probabilities, but the outputs are {kind}",
-            cure,
-        )
-
-
-def _check_kl(call: LossCall) -> Iterator[Finding]:
-    if float(call.input.detach().max()) > 1e-3:
-        yield Finding(
-            "not-log-probabilities",
-            "kl_div expects log-probabilities as its input, but some are above 0",
-            "apply log_softmax to the outputs",
-        )
+        message = f"nll_loss expects log-probabilities, but the outputs are {kind}"
+    yield Finding("not-log-probabilities", message, cure)
 
 
 def _check_binary(call: LossCall) -> Iterator[Finding]:
@@ -290,8 +282,7 @@ def _check_regression(call: LossCall) -> Iterator[Finding]:
 
 _OF_LOSS = {
     "cross_entropy": _check_cross_entropy,
-    "nll_loss": _check_nll,
-    "kl_div": _check_kl,
+    **dict.fromkeys(("nll_loss", "kl_div"), _check_log_probabilities),
     **dict.fromkeys(("binary_cross_entropy", "binary_cross_entropy_with_logits"), _check_binary),
     **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), _check_regression),
 }

@@ -343,8 +343,6 @@ class StepRecorder:
             return True
         return not self._surroundings.are_unchanged()
 
-    # --- recording ---------------------------------------------------------
-
     def record(self, batch: Batch, phase: int) -> Outcome:
         """Take a step and make its program, unless the step replaces tensors."""
         state, static = self.state, copy_values(batch)
@@ -435,8 +433,6 @@ class StepRecorder:
             self._drop_gradients()
             self.gradients.restore(gradients)
         return self.numbers.find(watched.recording.calls, counts, program.containers, probe)
-
-    # --- comparisons -------------------------------------------------------
 
     def compare(self, recorded: RecordedProgram, batch: Batch, phase: int) -> Outcome:
         """Take a step, and compare a program with it; the first time, compare a recording, too."""
