@@ -42,9 +42,8 @@ def check_optimizers(optimizer: Any, net: Any, loss: Any) -> tuple[Any, ...]:
     optimizers = _as_tuple(optimizer)
     if not optimizers:
         raise InputError("optimizer must be an optimizer or a list of them, not an empty list")
-    ours = {id(parameter) for parameter in net.parameters()}
-    if isinstance(loss, torch.nn.Module):
-        ours |= {id(parameter) for parameter in loss.parameters()}
+    modules = (net, loss) if isinstance(loss, torch.nn.Module) else (net,)
+    ours = {id(parameter) for module in modules for parameter in module.parameters()}
     for item in optimizers:
         if is_keras(item):
             raise InputError(f"optimizer is a Keras {type(item).__name__}: {NO_KERAS}")

@@ -486,8 +486,7 @@ def measure_rounding() -> _Rounding:
     with torch.no_grad(), use_float32():
         how = _Rounding(not _has_same_bits("lerp", _Rounding(False, 0)), 0)
         other = how._replace(sqrt=find_library_function("vmsSqrt"))
-        if _has_same_bits("sqrt", other):
-            how = other
+        how = other if _has_same_bits("sqrt", other) else how
         names = frozenset(name for name in _EXAMPLES if _has_same_bits(name, how))
     different = sorted(set(_EXAMPLES) - names)
     if different:

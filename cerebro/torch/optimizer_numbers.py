@@ -99,12 +99,9 @@ class Numbers:
 
     def take_groups(self) -> bool:
         """Store the optimizers' current groups; return whether the objects have changed."""
-        if not are_different_objects(
-            groups_of(self.optimizers), [group for group, _ in self._groups]
-        ):
-            return False
+        before = [group for group, _ in self._groups]
         self._groups = [(group, item) for item in self.optimizers for group in item.param_groups]
-        return True
+        return are_different_objects([group for group, _ in self._groups], before)
 
     def refusal(self) -> str | None:
         """Return the reason why the optimizers' steps cannot be repeated, or None."""

@@ -68,9 +68,7 @@ def are_different_objects(now: Sequence[Any], before: Sequence[Any]) -> bool:
 def _unwrap_step(kind: type) -> Any:
     """Return a class's `step`, without the wrapper that PyTorch adds later."""
     function = vars(kind).get("step", kind.step)  # type: ignore[attr-defined]
-    if getattr(function, "__code__", None) is _WRAPPER:
-        function = function.__wrapped__
-    return function
+    return function.__wrapped__ if getattr(function, "__code__", None) is _WRAPPER else function
 
 
 _KINDS = {

@@ -203,8 +203,7 @@ def _set_number(metric: Any, name: str, value: Any) -> None:
 def _copy_to_device(value: Any, device: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_copy_to_device(item, device) for item in value]
-    tensor = torch.as_tensor(value)
-    return tensor.detach().to(device, copy=True)
+    return torch.as_tensor(value).detach().to(device, copy=True)
 
 
 _SECOND = {

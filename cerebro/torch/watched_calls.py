@@ -119,8 +119,7 @@ class Calls(TorchFunctionMode):  # type: ignore[misc]
             return
         ignored = int(options.get("ignore_index", -100))
         column, place = self._find_column(target) or "", find_calling_line()
-        call = LossCall(name, output, target, column, ignored, result, place)
-        self.losses.append(call)
+        self.losses.append(LossCall(name, output, target, column, ignored, result, place))
         if name.endswith(("mse_loss", "l1_loss", "huber_loss")) and _is_spread(output, target):
             self.broadcasts.append(Broadcast((_shape(output), _shape(target)), place))
 
