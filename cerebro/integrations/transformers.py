@@ -272,7 +272,7 @@ def _check_arguments(model: Any, collator: Any, compute_metrics: Any, preprocess
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"model must be a model of transformers, not {model!r}")
     functions = {"collator": collator, "compute_metrics": compute_metrics}
-    check_functions({**functions, "preprocess_logits_for_metrics": preprocess})
+    check_functions(**functions, preprocess_logits_for_metrics=preprocess)
     if preprocess is not None and compute_metrics is None:
         raise InputError(
             "preprocess_logits_for_metrics changes what compute_metrics gets: give compute_metrics="

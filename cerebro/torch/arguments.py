@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -153,7 +153,7 @@ def check_train_step(
         )
 
 
-def check_functions(functions: Mapping[str, Any]) -> None:
+def check_functions(**functions: Any) -> None:
     """Raise InputError unless the arguments, by name, can be called with tensors."""
     for name, value in functions.items():
         if value is not None and not callable(value):

@@ -223,9 +223,7 @@ class Model(TorchModel):
         arguments.check_graph(graph, amp, metered)
         if train_step is not None:
             arguments.check_train_step(clip_norm, accumulate, amp, graph)
-        arguments.check_functions(
-            {"step": step, "train_step": train_step, "augment": augment, "loss": loss}
-        )
+        arguments.check_functions(step=step, train_step=train_step, augment=augment, loss=loss)
         column_names("inputs", inputs)
         column_names("target", target)
         if weight is not None:
