@@ -48,8 +48,6 @@ class Updates(Part):
         self._window = accumulate
         self._scheduler_due = False
 
-    # --- units ----------------------------------------------------------------
-
     def begin_unit(self, sizes: Sequence[int]) -> None:
         """Begin a unit with the number of batches of each of its updates."""
         if self.accumulate != 1:
@@ -64,8 +62,6 @@ class Updates(Part):
             if self._by_update and self.by_batch:
                 self.step_schedulers()
         self.catch_up()
-
-    # --- batches --------------------------------------------------------------
 
     @property
     def phase(self) -> int:
@@ -125,8 +121,6 @@ class Updates(Part):
             scaler.update()
         self._network.drop_gradients()
 
-    # --- schedulers -----------------------------------------------------------
-
     def step_schedulers(self) -> None:
         self._scheduler_due = False
         for scheduler in self._schedulers:
@@ -143,8 +137,6 @@ class Updates(Part):
                     scheduler.step(value)
                 else:  # would take the value for the epoch's number
                     scheduler.step()
-
-    # --- state ----------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the parts ``optimizer``, ``scheduler`` and ``scaler`` of a state."""
