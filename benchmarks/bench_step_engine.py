@@ -29,7 +29,7 @@ from torch import nn
 import cerebro
 from benchmarks.bench_step import CASES
 from benchmarks.harness import Bench, parser
-from cerebro.torch import elementwise
+from cerebro.torch import native_calls
 from cerebro.worker.evaluate import run_batches
 from cerebro.worker.models import make_batches
 
@@ -62,7 +62,7 @@ def unit(trained: cerebro.torch.Model, loader: Any, epoch: int, from_python: boo
 
 def engine(name: str) -> None:
     os.environ["CEREBRO_STEP_ENGINE"] = name
-    elementwise.measure_rounding.cache_clear()
+    native_calls.measure_rounding.cache_clear()
 
 
 STEPS = 200

@@ -14,7 +14,7 @@ from cerebro.errors import InputError
 from cerebro.model import Batch, Words, check_batch, make_getter
 from cerebro.torch.arguments import check_functions
 from cerebro.torch.model import Model
-from cerebro.torch.outputs import join_outputs, to_float32
+from cerebro.torch.network import join_outputs, to_float32
 from cerebro.torch.torchmetrics import extract_numbers
 
 _PADDING = -100
@@ -242,7 +242,7 @@ class TransformersModel(Model):
         if self._collator is None:
             batch = _remove_masks(batch)
         else:
-            batch = _move_to_device(dict(self._collator(_split_rows(batch))), self._device)
+            batch = _move_to_device(dict(self._collator(_split_rows(batch))), self._network.device)
         for name in ("label", "label_ids"):
             if name in batch and "labels" in self._accepted and name not in self._accepted:
                 batch = {"labels" if key == name else key: v for key, v in batch.items()}
@@ -272,7 +272,7 @@ def _check_arguments(model: Any, collator: Any, compute_metrics: Any, preprocess
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"model must be a model of transformers, not {model!r}")
     functions = {"collator": collator, "compute_metrics": compute_metrics}
-    check_functions({**functions, "preprocess_logits_for_metrics": preprocess})
+    check_functions(**functions, preprocess_logits_for_metrics=preprocess)
     if preprocess is not None and compute_metrics is None:
         raise InputError(
             "preprocess_logits_for_metrics changes what compute_metrics gets: give compute_metrics="

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,9 +42,8 @@ def check_optimizers(optimizer: Any, net: Any, loss: Any) -> tuple[Any, ...]:
     optimizers = _as_tuple(optimizer)
     if not optimizers:
         raise InputError("optimizer must be an optimizer or a list of them, not an empty list")
-    ours = {id(parameter) for parameter in net.parameters()}
-    if isinstance(loss, torch.nn.Module):
-        ours |= {id(parameter) for parameter in loss.parameters()}
+    modules = (net, loss) if isinstance(loss, torch.nn.Module) else (net,)
+    ours = {id(parameter) for module in modules for parameter in module.parameters()}
     for item in optimizers:
         if is_keras(item):
             raise InputError(f"optimizer is a Keras {type(item).__name__}: {NO_KERAS}")
@@ -119,21 +118,17 @@ def needs_metric(scheduler: Any) -> bool:
     return first.name == "metrics" or (first.default is first.empty and first.name != "epoch")
 
 
-def check_graph(graph: bool | None, amp: str | None) -> None:
+def check_graph(graph: bool | None, amp: str | None, metrics: Metrics) -> None:
     if graph not in (None, True, False):
         raise InputError(f"graph must be None, True or False, not {graph!r}")
     if graph and amp == "fp16":
         raise InputError(
             "graph=True: amp='fp16' reads the gradients before each step: use amp='bf16'"
         )
-
-
-def check_countable(graph: bool | None, meters: Metrics) -> None:
-    """Raise InputError if a recorded step would leave out batches of torchmetrics metrics."""
-    if graph and meters:
+    if graph and metrics:  # a recorded step would leave out their batches
         raise InputError(
-            f"graph=True cannot count the batches of {meters}: leave out graph, or give the metric "
-            "in epoch_metrics"
+            f"graph=True cannot count the batches of {metrics}: leave out graph, or give the "
+            "metric in epoch_metrics"
         )
 
 
@@ -143,7 +138,7 @@ def check_state(state: str) -> None:
 
 
 def check_train_step(
-    *, clip_norm: float | None, accumulate: int, amp: str | None, graph: bool | None
+    clip_norm: float | None, accumulate: int, amp: str | None, graph: bool | None
 ) -> None:
     """Raise InputError if a setting of updates was given, because `train_step` makes them."""
     is_given_by_name = {
@@ -158,7 +153,7 @@ def check_train_step(
         )
 
 
-def check_functions(functions: Mapping[str, Any]) -> None:
+def check_functions(**functions: Any) -> None:
     """Raise InputError unless the arguments, by name, can be called with tensors."""
     for name, value in functions.items():
         if value is not None and not callable(value):

@@ -2,13 +2,15 @@
 
 The list leaves out views, allocations, and copies that autograd made only because the recording
 keeps gradients alive. If an operator has a variant that writes into existing memory, the program
-calls this variant.
+calls this variant. A `RecordedProgram` is a program with its inputs and results, and the numbers
+that are set before each replay.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -18,7 +20,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import cerebro._core as _core
+from cerebro.torch import native_calls
 from cerebro.torch.cpu_recorder import (
+    ALLOCATES,
+    FILLS,
     HIDDEN_WRITES,
     Call,
     Recording,
@@ -27,19 +33,13 @@ from cerebro.torch.cpu_recorder import (
     as_list,
     find_written_tensors,
     form_of,
+    leaves_of,
     map_tensors,
     pair_leaves,
     tensors_in,
 )
-from cerebro.torch.elementwise import Block, Operation, make_operations, measure_rounding
-from cerebro.torch.native_calls import NativeCall, choose_draw, make_native_call
-from cerebro.torch.step_state import have_same_bits
-
-ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-"""Operators that allocate memory without writing to it."""
-
-FILLS = {"ones_like", "zeros_like", "full_like", "ones", "zeros", "full", "arange", "scalar_tensor"}
-"""Operators whose results depend only on shapes and numbers, not on the values of tensors."""
+from cerebro.torch.optimizer_numbers import COUNTED, Containers, Hole, Numbers
+from cerebro.torch.step_state import Batch, Values, copy_values, detach_value, fill, have_same_bits
 
 RESIZES = {
     "binary_cross_entropy", "huber_loss", "mse_loss", "smooth_l1_loss", "soft_margin_loss",
@@ -62,18 +62,16 @@ class Program:
     """Calls that repeat a recorded step; `kept` are the tensors of its results."""
 
     def __init__(self, recording: Recording, kept: Iterable[Any]) -> None:
-        self.recording = recording
-        """The recorded step; available until :meth:`free_recording` is called."""
+        self.recording = recording  # deleted by `free_recording`
         self._steps: dict[int, tuple[Any, tuple[Any, Any, Any]]] = {}
-        self._items: list[tuple[Any, Any, Any] | list[Operation] | NativeCall] = []
+        self._items: list[Any] = []  # lists of elementwise operations, native calls, other calls
         self._calls: list[tuple[Any, Any, Any]] = []
-        self._blocks: list[Block] = []
+        self._blocks: list[native_calls.Block] = []
         self._moved: dict[tuple[int, Any], tuple[Any, int]] = {}
+        self._memory: dict[int, Any] = {}
         self._replaced = replaced = _find_needless_copies(recording, {address_of(t) for t in kept})
-        substitute = partial(replaced.substitute, {})
-        tensors: dict[int, Any] = {}
-        self.containers: dict[int, tuple[list[Any], dict[str, Any]]] = {}
-        """The arguments and keywords of each call, which may be changed before a replay."""
+        substitute = replaced.substitute
+        self.containers: Containers = {}  # may be changed before a replay
         for index, call in enumerate(recording.calls):
             if index in replaced.dropped or _is_left_out(call):
                 continue
@@ -85,9 +83,8 @@ class Program:
         for call in recording.calls:
             for tensor in map(substitute, tensors_in(call.outs)):
                 if tensor.numel() and not recording.is_external(tensor):
-                    tensors[address_of(tensor)] = tensor
-        self._memory = tensors
-        self.held_bytes = sum(t.untyped_storage().nbytes() for t in tensors.values())
+                    self._memory[address_of(tensor)] = tensor
+        self.held_bytes = sum(t.untyped_storage().nbytes() for t in self._memory.values())
         """The bytes of memory that only the program uses."""
 
     def free_recording(self) -> None:
@@ -109,19 +106,21 @@ class Program:
             if index in constant:
                 run(*args, **kwargs)
                 continue
-            elementwise = None if isinstance(run, partial) else make_operations(func, args, kwargs)
+            elementwise = None
+            if not isinstance(run, partial):
+                elementwise = native_calls.make_operations(func, args, kwargs)
             if elementwise is not None:
                 if not items or not isinstance(items[-1], list):
                     items.append([])
-                items[-1] += elementwise  # type: ignore[operator]
+                items[-1] += elementwise
                 continue
-            native = make_native_call(func, run, args, kwargs)
+            native = native_calls.make_native_call(func, run, args, kwargs)
             if native is not None:
                 items.append(native)
                 continue
             if takes_number(func, args, kwargs):
                 args[1] = shared(args, args[0].dtype)
-            drawn = choose_draw(func, args, kwargs)
+            drawn = native_calls.choose_draw(func, args, kwargs)
             items.append((drawn or find_binding(run, args, kwargs), args, kwargs))
         self._compile_blocks()
         # Invalidate the results, to notice a result that the program fails to write.
@@ -131,10 +130,9 @@ class Program:
                 _spoil(tensor)
 
     def _compile_blocks(self) -> None:
-        """Compile the lists of elementwise operations into blocks."""
         for item in self._items:
             if isinstance(item, list):
-                block = Block(item, measure_rounding())
+                block = native_calls.Block(item, native_calls.measure_rounding())
                 self._moved |= block.places
                 self._calls.append((block.run, (), {}))
                 self._blocks.append(block)
@@ -215,11 +213,12 @@ class _Replaced:
     def __init__(self) -> None:
         self.dropped: set[int] = set()
         self.sources: dict[int, Any] = {}
+        self._views: dict[Any, Any] = {}
 
     def address(self, tensor: Any) -> int:
         return address_of(self.sources.get(address_of(tensor), tensor))
 
-    def substitute(self, views: dict[Any, Any], tensor: Any) -> Any:
+    def substitute(self, tensor: Any) -> Any:
         """Return the tensor in the program's memory; equal views are the same object."""
         source = self.sources.get(address_of(tensor))
         if source is not None:
@@ -227,7 +226,7 @@ class _Replaced:
             tensor = source.as_strided(tensor.shape, tensor.stride(), offset)
         offset = tensor.storage_offset()
         key = (address_of(tensor), offset, tensor.shape, tensor.stride(), tensor.dtype)
-        return views.setdefault(key, tensor)
+        return self._views.setdefault(key, tensor)
 
 
 def _find_needless_copies(recording: Recording, kept: set[int]) -> _Replaced:
@@ -266,7 +265,7 @@ def _is_left_out(call: Call) -> bool:
     """Return whether a call writes no memory, like a view or an allocation."""
     if call.name in ALLOCATES or call.about.is_view:
         return True
-    if call.about.mutates or call.name in HIDDEN_WRITES:
+    if call.about.writes or call.name in HIDDEN_WRITES:
         return False
     if not call.func._schema.returns:
         return False  # it raises if the data are invalid
@@ -288,7 +287,7 @@ def make_runnable(
     call: Call, args: list[Any], kwargs: dict[str, Any], outs: list[Any]
 ) -> tuple[Any, tuple[Any, Any, Any]]:
     """Return an operator, and (function, arguments, keywords) that repeat a call into `outs`."""
-    if call.about.mutates:
+    if call.about.writes:
         addresses = {address_of(t) for t in tensors_in([args, kwargs])}
         results = [t if _is_made(t, addresses) else None for t in outs]
         if not any(t is not None for t in results):
@@ -327,10 +326,7 @@ def make_runnable(
 
 
 def takes_number(func: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether an operator converts the number ``args[1]`` to a tensor in every call.
-
-    A tensor that is created in advance gives the same bits.
-    """
+    """Return whether an operator converts the number ``args[1]`` to a tensor in every call."""
     if str(func) not in _ARITHMETIC or isinstance(args[1], (torch.Tensor, bool)):
         return False
     dtype = args[0].dtype
@@ -339,10 +335,7 @@ def takes_number(func: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def find_binding(run: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Return PyTorch's function for an operator if it calls exactly that operator.
-
-    Its argument parser takes half as long as the operator's.
-    """
+    """Return PyTorch's function, which parses faster, if it calls exactly this operator."""
     if isinstance(run, partial):
         return run
     name = str(run._schema.name).partition("::")[2]
@@ -408,3 +401,147 @@ def _find_out_variant(func: Any) -> Any:
         if outs and fits and len(outs) == len(schema.returns):
             return variant, outs, {name for name, _ in rest}
     return None
+
+
+# --- a program with its memory -----------------------------------------------------
+
+
+class RecordedProgram:
+    def __init__(
+        self,
+        program: Program,
+        static: Batch,
+        values: Values,
+        gradients: list[tuple[Any, Any]],
+        holes: list[Hole],
+        free: set[Any],
+    ) -> None:
+        self.program = program
+        self.static = static
+        self.gradients = gradients
+        self.free = free
+        self.compared = 0
+        self.held_bytes = program.held_bytes + sum(
+            value.untyped_storage().nbytes() for value in tensors_of(static.values())
+        )
+        self.leaves = leaves_of(program.recording)
+        self.values = {name: detach_value(value) for name, value in values.items()}
+        self._tensors: dict[Any, Any] = {}  # numbers that are tensors: by group, formula and type
+        self._constants: dict[Any, Any] = {}
+        self._holes = holes
+        program.finish(self._share_tensor)
+        placed = [
+            Hole(hole.group, hole.formula, *program.find_place(hole.container, hole.key))
+            for hole in holes
+            if hole.key is not None
+        ]
+        self._holes = placed + [
+            Hole(group, formula, tensor, None)
+            for (group, formula, _), tensor in self._tensors.items()
+        ]
+        self._counted = [hole for hole in self._holes if hole.formula in COUNTED]
+        self._set_for: Any = None
+        self._without_python: _core.Replay | None = None
+        self._is_python_needed = False
+
+    def _share_tensor(self, args: list[Any], dtype: Any) -> Any:
+        """Return a tensor with the number ``args[1]``; equal numbers share a tensor."""
+        for hole in self._holes:
+            if hole.container is args and hole.key == 1:
+                hole.key = None  # the tensor is set instead
+                key = (hole.group, hole.formula, dtype)
+                if key not in self._tensors:
+                    self._tensors[key] = torch.zeros((), dtype=dtype)
+                return self._tensors[key]
+        constant = (repr(args[1]), dtype)
+        return self._constants.setdefault(constant, torch.tensor(args[1], dtype=dtype))
+
+    def set_numbers(self, numbers: Numbers) -> None:
+        """Set the numbers that come from the optimizers' settings, and from their steps."""
+        holes = self._counted
+        if numbers.settings is not self._set_for:
+            holes, self._set_for = self._holes, numbers.settings
+            self._without_python = None
+        if not holes:
+            return
+        counts = numbers.counts()
+        values = {group: numbers.values(group, counts[group]) for group in {h.group for h in holes}}
+        for hole in holes:
+            value = values[hole.group][hole.formula]
+            if hole.key is None:
+                hole.container.fill_(value)
+            else:
+                hole.container[hole.key] = value
+
+    def make_replay(self, numbers: Numbers) -> _core.Replay | None:
+        """Return the step with its present numbers for `_core.run_unit`; None: it needs Python."""
+        if self._without_python is None and not self._is_python_needed:
+            try:
+                self._without_python = _core.Replay(
+                    inputs=[_describe_input(value) for value in self.static.values()],
+                    calls=self.program.calls(),
+                    numbers=[_describe_number(hole, numbers) for hole in self._counted],
+                    metrics=[_describe_metric(name, value) for name, value in self.values.items()],
+                    context=torch._C._AutoDispatchBelowAutograd,
+                )
+            except NeedsPython:
+                self._is_python_needed = True
+        return self._without_python
+
+    def replay(self, batch: Batch) -> Values:
+        fill(self.static, batch)
+        self.program.run()
+        return copy_values(self.values)
+
+
+class NeedsPython(Exception):
+    """`_core.Replay` cannot run a part of a step."""
+
+
+def _describe_input(value: Any) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
+    if not isinstance(value, torch.Tensor):
+        raise NeedsPython
+    return value.data_ptr(), _name_of(value.dtype), tuple(value.shape), value.stride()
+
+
+def _describe_number(hole: Hole, numbers: Numbers) -> tuple[str, float, float, int, int, str]:
+    """Return how a number is computed from the count of steps, and its address."""
+    lr, beta, steps = numbers.read_inputs(hole.group, hole.formula)
+    count = float(steps) + 1
+    for step in (count, count + 1, 3 * count + 1000):
+        expected = numbers.values(hole.group, step)[hole.formula]
+        if _core.step_number(hole.formula, lr, beta, step) != expected:
+            raise NeedsPython
+    if isinstance(hole.container, array):
+        place = hole.container.buffer_info()[0] + hole.key * hole.container.itemsize
+        dtype = "float64"
+    elif hole.key is None:
+        place, dtype = hole.container.data_ptr(), _name_of(hole.container.dtype)
+    else:
+        raise NeedsPython
+    if dtype not in ("float32", "float64") or steps.dtype != torch.float32:
+        raise NeedsPython
+    return hole.formula, lr, beta, steps.data_ptr(), place, dtype
+
+
+def _describe_metric(name: str, value: Any) -> tuple[str, Any, Any]:
+    value, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    return name, _describe_value(value), None if weight is None else _describe_value(weight)
+
+
+def _describe_value(value: Any) -> Any:
+    """Return a number, or the address and type of a tensor with one number."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
+        return value.data_ptr(), _name_of(value.dtype)
+    if isinstance(value, (int, float)):
+        return float(value)
+    raise NeedsPython
+
+
+def _name_of(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def tensors_of(values: Any) -> list[Any]:
+    flat = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
+    return [item for item in flat if isinstance(item, torch.Tensor)]

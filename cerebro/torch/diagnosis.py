@@ -1,11 +1,14 @@
-"""Find probable mistakes in a PyTorch model: in its loss, modes, gradients and optimizer.
+"""Examine a PyTorch model: probable mistakes in it, and what ``graph=True`` would bring.
 
 Everything here runs on a model that is discarded afterwards. One batch is trained and one is
-evaluated, and the calls of both are observed (see :mod:`cerebro.torch.watched_calls`).
+evaluated, and the calls of both are observed (see :mod:`cerebro.torch.watched_calls`), to find
+mistakes in its loss, modes, gradients and optimizer.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,13 +20,13 @@ from cerebro.report.findings import Finding
 from cerebro.torch.model import Model
 from cerebro.torch.optimizer_step import groups_of
 from cerebro.torch.step_state import copy_values
-from cerebro.torch.watched_calls import Calls, LossCall, is_scripted, watch_calls
+from cerebro.torch.watched_calls import Calls, LossCall, is_scripted
 
-UNSCALED = 20.0
-"""Inputs whose mean absolute value or standard deviation is this large are not scaled."""
-MOST_COMPARED = 16 * 1024 * 1024
-"""Columns of at most this many bytes are compared before and after a training step."""
+UNSCALED = 20.0  # inputs of such a mean absolute value or standard deviation are not scaled
+MOST_COMPARED = 16 * 1024 * 1024  # bytes of a column that is compared before and after a step
 MOST_NAMED = 3
+MEASURED_STEPS = 8
+LONGEST_STEP = 0.005  # seconds; longer ordinary steps are mostly arithmetic, and not measured
 
 # Functions that may end a network, by the name of their autograd node, with their ranges.
 _ENDS = {
@@ -50,25 +53,22 @@ def diagnose(model: Any, batch: Mapping[str, Any]) -> tuple[list[Finding], list[
         return [], []
     if isinstance(model, Model):
         return _diagnose_model(model, batch)
-    evaluated = _watch(nets, batch, model.eval_batch) if hasattr(model, "eval_batch") else Calls()
+    evaluated = Calls((), {})
+    if hasattr(model, "eval_batch"):
+        evaluated = _watch(nets, batch, model.eval_batch)
     trained = _watch(nets, batch, model.train_batch)
     return [*_check_modes(trained, evaluated), *_check_calls(trained, evaluated)], trained.losses
 
 
 def find_networks(model: Any) -> list[Any]:
     """Return the modules among a model's attributes that have parameters to train."""
-    parts = (
-        [model.net] if isinstance(model, Model) else list(getattr(model, "__dict__", {}).values())
-    )
+    parts = [model.net] if isinstance(model, Model) else getattr(model, "__dict__", {}).values()
     modules = [part for part in parts if isinstance(part, torch.nn.Module)]
     return [net for net in modules if any(p.requires_grad for p in net.parameters())]
 
 
 def uses_old_gradients(model: Any, train: Any, load: Any) -> bool:
-    """Return whether a training step adds to the gradients that an earlier step left.
-
-    ``train()`` trains on one batch; ``load()`` loads the same state each time.
-    """
+    """Return whether a step adds to old gradients; ``load()`` loads the same state each time."""
     if isinstance(model, Model):
         return False
     parameters = [p for net in find_networks(model) for p in net.parameters() if p.requires_grad]
@@ -106,7 +106,7 @@ def _diagnose_model(model: Model, batch: Mapping[str, Any]) -> tuple[list[Findin
         augmented = model._augment(copy_values(augmented))
     tensors = {n: v for n, v in augmented.items() if isinstance(v, torch.Tensor)}
     before = {n: v.clone() for n, v in tensors.items() if v.nbytes <= MOST_COMPARED}
-    with watch_calls([model.net], _find_targets(model, augmented)) as trained:
+    with Calls([model.net], _find_targets(model, augmented)) as trained:
         _, loss, _, _ = model._objective(augmented)
     findings = [*_check_modes(trained, evaluated), *_check_calls(trained, evaluated, loss)]
     findings += _check_batch_unchanged(model, before, augmented)
@@ -121,7 +121,8 @@ def _diagnose_model(model: Model, batch: Mapping[str, Any]) -> tuple[list[Findin
 
 def _watch(nets: Sequence[Any], batch: Mapping[str, Any], step: Any, model: Any = None) -> Calls:
     copied = copy_values(batch)
-    with watch_calls(nets, _find_targets(model, copied)) as calls:
+    calls = Calls(nets, _find_targets(model, copied))
+    with calls:
         step(copied)
     return calls
 
@@ -174,20 +175,18 @@ def _check_calls(trained: Calls, evaluated: Calls, loss: Any = None) -> Iterator
         )
     for call in trained.losses:
         if call.input.requires_grad:
-            yield from _OF_LOSS[call.name](call)
-            if loss is not None:
-                yield from _check_sign(call, loss)
+            for finding in (*_OF_LOSS[call.name](call), *_check_sign(call, loss)):
+                yield replace(finding, place=call.place)
 
 
 def _check_sign(call: LossCall, loss: Any) -> Iterator[Finding]:
-    if call.result.ndim == 0 and loss.ndim == 0:
+    if loss is not None and call.result.ndim == 0 and loss.ndim == 0:
         value = float(loss.detach())
         if value != 0 and value == -float(call.result.detach()):
             yield Finding(
                 "negated-loss",
                 f"the loss is -{call.name}: training makes {call.name} larger",
                 "leave out the minus sign: optimizers minimize",
-                place=call.place,
             )
 
 
@@ -224,39 +223,28 @@ def _check_cross_entropy(call: LossCall) -> Iterator[Finding]:
     if end is None and _is_distribution(outputs, axis):
         end = "softmax"
     if end in _BEFORE_CROSS_ENTROPY:
-        yield replace(_BEFORE_CROSS_ENTROPY[end], place=call.place)
+        yield _BEFORE_CROSS_ENTROPY[end]
     if outputs.shape[axis] == 1:
         yield Finding(
             "one-output",
             "cross_entropy over one output is always 0",
             "give the network an output for each class, or use binary_cross_entropy_with_logits",
-            place=call.place,
         )
 
 
-def _check_nll(call: LossCall) -> Iterator[Finding]:
+def _check_log_probabilities(call: LossCall) -> Iterator[Finding]:
     outputs = call.input.detach().float()
-    axis = 1 if outputs.ndim > 1 else 0
-    if float(outputs.max()) > 1e-3:
+    if float(outputs.max()) <= 1e-3:
+        return
+    message = "kl_div expects log-probabilities as its input, but some are above 0"
+    cure = "apply log_softmax to the outputs"
+    if call.name == "nll_loss":
+        axis = 1 if outputs.ndim > 1 else 0
         kind, cure = "logits", f"use cross_entropy, or apply log_softmax(dim={axis}) first"
         if _is_distribution(outputs, axis):
             kind, cure = "probabilities", "return log_softmax, not softmax"
-        yield Finding(
-            "not-log-probabilities",
-            f"nll_loss expects log-probabilities, but the outputs are {kind}",
-            cure,
-            place=call.place,
-        )
-
-
-def _check_kl(call: LossCall) -> Iterator[Finding]:
-    if float(call.input.detach().max()) > 1e-3:
-        yield Finding(
-            "not-log-probabilities",
-            "kl_div expects log-probabilities as its input, but some are above 0",
-            "apply log_softmax to the outputs",
-            place=call.place,
-        )
+        message = f"nll_loss expects log-probabilities, but the outputs are {kind}"
+    yield Finding("not-log-probabilities", message, cure)
 
 
 def _check_binary(call: LossCall) -> Iterator[Finding]:
@@ -266,7 +254,6 @@ def _check_binary(call: LossCall) -> Iterator[Finding]:
             "sigmoid-before-logits",
             f"the outputs end in a {end}, and {call.name} applies a sigmoid again",
             f"leave the {end} out of the network: return logits",
-            place=call.place,
         )
     low, high = float(call.target.min()), float(call.target.max())
     if low < 0 or high > 1:
@@ -274,7 +261,6 @@ def _check_binary(call: LossCall) -> Iterator[Finding]:
             "binary-targets",
             f"{call.name} expects targets from 0 to 1, but they reach from {low:g} to {high:g}",
             "write the classes as 0 and 1",
-            place=call.place,
         )
 
 
@@ -291,20 +277,14 @@ def _check_regression(call: LossCall) -> Iterator[Finding]:
             "bounded-outputs",
             f"the outputs end in a {end} and {bounds}, but {outside:.0%} of the targets are not",
             f"leave out the {end} at the end of the network, or scale the targets",
-            place=call.place,
         )
 
 
 _OF_LOSS = {
     "cross_entropy": _check_cross_entropy,
-    "nll_loss": _check_nll,
-    "kl_div": _check_kl,
-    "binary_cross_entropy": _check_binary,
-    "binary_cross_entropy_with_logits": _check_binary,
-    "mse_loss": _check_regression,
-    "l1_loss": _check_regression,
-    "smooth_l1_loss": _check_regression,
-    "huber_loss": _check_regression,
+    **dict.fromkeys(("nll_loss", "kl_div"), _check_log_probabilities),
+    **dict.fromkeys(("binary_cross_entropy", "binary_cross_entropy_with_logits"), _check_binary),
+    **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), _check_regression),
 }
 
 
@@ -390,10 +370,7 @@ def _check_learning_rates(model: Model) -> Iterator[Finding]:
 
 
 def _check_gradients(named: Mapping[str, Any], taken: Mapping[int, Any]) -> Iterator[Finding]:
-    """Find parameters of the network that lack either a gradient or an optimizer.
-
-    `taken` has the parameters of the optimizers by their `id`.
-    """
+    """Find parameters without a gradient or an optimizer; `taken` are the optimizers', by `id`."""
     unused = [n for n, p in named.items() if id(p) in taken and p.requires_grad and p.grad is None]
     if unused:
         yield Finding(
@@ -464,3 +441,40 @@ def _check_inputs(trained: Calls) -> Iterator[Finding]:
 def _join_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return f"{', '.join(names[:MOST_NAMED])}{more}"
+
+
+# --- what ``graph=True`` would bring -------------------------------------------------
+
+
+def measure_gain(model: Any, batch: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the seconds of an ordinary step and of a replayed step.
+
+    The model is changed, the batch is not. Return None if the user has chosen `graph`, or if the
+    step cannot be recorded.
+    """
+    if type(model) is not Model or not model.may_be_recorded:
+        return None
+    model.train_batch(dict(batch))
+    ordinary = _time_steps(model, batch, 1)
+    if ordinary > LONGEST_STEP:
+        return None
+    ordinary = min(ordinary, _time_steps(model, batch, MEASURED_STEPS))
+    log = logging.getLogger("cerebro.torch")
+    before, log.disabled = log.disabled, True  # do not report a refusal
+    try:
+        model.record()
+        for _ in range(MEASURED_STEPS):
+            model.train_batch(dict(batch))
+        return (ordinary, _time_steps(model, batch, MEASURED_STEPS)) if model.replays else None
+    finally:
+        log.disabled = before
+
+
+def _time_steps(model: Model, batch: Mapping[str, Any], count: int) -> float:
+    """Return the CPU seconds of the fastest of `count` steps."""
+    best = float("inf")
+    for _ in range(count):
+        begun = time.thread_time()
+        model.train_batch(dict(batch))
+        best = min(best, time.thread_time() - begun)
+    return best

@@ -22,7 +22,7 @@ from cerebro.data.derive import parse_budget
 from cerebro.errors import InputError
 from cerebro.model import Columns
 from cerebro.report.format import duration, size
-from cerebro.torch.trunk import Trunk, check_images
+from cerebro.torch.frozen_trunk import Trunk, check_images
 
 MAX_LAYERS = 16
 _ROUNDS = 5

@@ -1,14 +1,10 @@
 """A training step as a CUDA graph: captured once, replayed for every batch of the same shape.
 
 A graph launches the many short kernels of a step at once. It runs no Python code, so a step is
-captured only if its Python code does the same every time. This is verified:
-
-- The first steps are ordinary steps on the capture stream. They initialize libraries and create the
-  optimizer's state.
-- Then, for a few batches, each step is computed twice from the same state: as an ordinary step and
-  by the graph. Tensors, numbers and generators must end up with the same bits. Otherwise, or if the
-  capture fails, the model continues with ordinary steps, and its log gives the reason.
-- Batches of a different shape take ordinary steps.
+captured only if its Python code does the same every time. After a few ordinary steps, which create
+the optimizer's state, some steps are computed twice from the same state: as ordinary steps and by
+the graph. If a bit differs, or the capture fails, the model continues with ordinary steps, and its
+log gives the reason. Batches of a different shape take ordinary steps, too.
 
 Between steps, the learning rate is a number, as schedulers and states require; within a step, it is
 a tensor that the graph reads. If another setting changes, all further steps are ordinary.
@@ -22,7 +18,6 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,19 +39,15 @@ from cerebro.torch.step_state import (
     shape_of,
 )
 
-WARM_UP = 3
-"""The number of ordinary steps with batches of one shape before the step is captured."""
-COMPARED = 2
-"""The number of batches on which the graph is compared with the ordinary step."""
+WARM_UP = 3  # ordinary steps with batches of one shape before the step is captured
+COMPARED = 2  # batches on which the graph is compared with the ordinary step
 
 TENSOR_RATES: tuple[type, ...] = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Optimizers that read the learning rate from a tensor on the device."""
 
+# How PyTorch's warnings begin: that an operation waits for the GPU; that these are incomplete.
 WAITS = "called a synchronizing"
-"""The start of PyTorch's warning about an operation that waits for the GPU."""
-
 ABOUT_WATCHING = "Synchronization debug mode"
-"""The start of PyTorch's warning that these warnings are incomplete."""
 
 log = logging.getLogger("cerebro.torch")
 
@@ -65,8 +56,7 @@ _streams: dict[tuple[Any, int], Any] = {}
 it, because cuBLAS keeps a workspace of some MB for every stream. Models that replay on different
 streams do not, because their graphs would overwrite that workspace."""
 
-_failed: list[Any] = []
-"""Graphs whose capture failed; kept because the allocator queries them until the process ends."""
+_failed: list[Any] = []  # failed captures, which the allocator queries until the process ends
 
 
 class CudaRecorder:
@@ -95,10 +85,7 @@ class CudaRecorder:
         return result
 
     def run_watched(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
-        """Run `work` as `warm` does; return its result, and the first line that waits for the GPU.
-
-        The line is None if nothing waits.
-        """
+        """Run `work` as `warm` does; return its result and the first line that waits, or None."""
         before = torch.cuda.get_sync_debug_mode()
         place = None
         with warnings.catch_warnings(record=True) as caught:
@@ -168,7 +155,7 @@ class CudaRecorder:
             torch.zeros(1, device=device)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
     # The garbage collector would destroy the graphs of dropped models. This invalidates a capture.
     was_enabled = gc.isenabled()
@@ -206,8 +193,7 @@ class GraphedStep:
         self._compared = 0
         self._check_places = False
         self._groups = groups_of(optimizers)
-        self.refusal: str | None = None
-        """Why all further steps are ordinary; None while they may be replayed."""
+        self.refusal: str | None = None  # why all further steps are ordinary
 
     def __call__(self, batch: Batch) -> Values:
         if self.refusal is not None:
@@ -356,7 +342,6 @@ class Rates:
         self._filled: dict[int, float] = {}
 
     def fill(self) -> None:
-        """Copy the current rates into their tensors."""
         for number, group in enumerate(groups_of(self._optimizers)):
             rate = group["lr"]
             if isinstance(rate, torch.Tensor):
@@ -368,7 +353,7 @@ class Rates:
                 self._tensors[number].fill_(float(rate))
             self._filled[number] = rate
 
-    @contextmanager
+    @contextlib.contextmanager
     def as_tensors(self) -> Iterator[None]:
         """Replace the optimizers' learning rates with tensors during the block."""
         self.fill()

@@ -34,35 +34,19 @@ from cerebro.model import (
     column_names,
     make_forward,
 )
-from cerebro.torch.arguments import (
-    check_countable,
-    check_functions,
-    check_graph,
-    check_net,
-    check_optimizers,
-    check_scheduler_step,
-    check_schedulers,
-    check_state,
-    check_train_step,
-    make_amp,
-    name_epoch_metrics,
-    split_metrics,
-)
+from cerebro.torch import arguments
 from cerebro.torch.graph import CudaRecorder, GraphedStep, make_capturable
-from cerebro.torch.network import Network, is_channels_last, place
-from cerebro.torch.objective import Meters, Objective
-from cerebro.torch.outputs import TorchModel, to_float32
+from cerebro.torch.network import Network, TorchModel, is_channels_last, place, to_float32
+from cerebro.torch.objective import Meters, Objective, check_column, check_weight
 from cerebro.torch.parameter_order import in_own_order
 from cerebro.torch.recorded_step import RecordedStep
-from cerebro.torch.row_weights import check_column, check_weight
 from cerebro.torch.state import require_parts
+from cerebro.torch.step_state import Values
 from cerebro.torch.torchmetrics import Metrics
 from cerebro.torch.updates import Updates
 
 # Methods that get whole batches if a subclass or a user replaces them.
 _SEE_BATCHES = ("train_batch", "eval_batch", "predict_batch", "evaluate")
-
-Values = dict[str, Any]
 
 
 class Model(TorchModel):
@@ -223,24 +207,23 @@ class Model(TorchModel):
         train_step: Callable[..., Mapping[str, Any] | None] | None = None,
         weight: str | None = None,
     ) -> None:
-        check_net(net)
-        functions, accumulating = split_metrics(metrics)
-        whole = name_epoch_metrics(epoch_metrics)
+        arguments.check_net(net)
+        functions, accumulating = arguments.split_metrics(metrics)
+        whole = arguments.name_epoch_metrics(epoch_metrics)
         clip_norm = check_real_number("clip_norm", clip_norm, above=0, optional=True)
         accumulate = check_whole_number("accumulate", accumulate, 1, math.inf)
-        optimizers = check_optimizers(optimizer, net, loss)
-        schedulers = check_schedulers(scheduler, optimizers)
-        check_scheduler_step(scheduler_step, schedulers)
+        optimizers = arguments.check_optimizers(optimizer, net, loss)
+        schedulers = arguments.check_schedulers(scheduler, optimizers)
+        arguments.check_scheduler_step(scheduler_step, schedulers)
         metered = Metrics(
             {"net": net, "loss": loss, **{f"metrics.{name}": m for name, m in accumulating.items()}}
         )
-        check_graph(graph, amp)
-        check_state(state)
+        arguments.check_state(state)
         check_metrics(loss, step, {**functions, **accumulating}, whole)
-        check_countable(graph, metered)
+        arguments.check_graph(graph, amp, metered)
         if train_step is not None:
-            check_train_step(clip_norm=clip_norm, accumulate=accumulate, amp=amp, graph=graph)
-        check_functions({"step": step, "train_step": train_step, "augment": augment, "loss": loss})
+            arguments.check_train_step(clip_norm, accumulate, amp, graph)
+        arguments.check_functions(step=step, train_step=train_step, augment=augment, loss=loss)
         column_names("inputs", inputs)
         column_names("target", target)
         if weight is not None:
@@ -254,8 +237,8 @@ class Model(TorchModel):
         self._optimizers, self._schedulers = optimizers, schedulers
         self.channels_last = any(map(is_channels_last, net.parameters()))
         self._network = Network(net, loss, optimizers, is_partial=state == "trainable")
-        on_cpu = self._device.type == "cpu"
-        autocast, scaler = make_amp(amp, self._device.type)
+        device = self._network.device
+        autocast, scaler = arguments.make_amp(amp, device.type)
         self._meters = Meters(metered, accumulating, whole)
         self._objective = Objective(
             net,
@@ -277,26 +260,22 @@ class Model(TorchModel):
             clip_norm=clip_norm,
             accumulate=accumulate,
             scaler=scaler,
-            in_core=graph is None and on_cpu,
+            in_core=graph is None and device.type == "cpu",
         )
         self._network.set_training_mode()
         self._graphed: GraphedStep | None = None
         self._recorded: tuple[RecordedStep, ...] = ()
-        if graph and self._device.type == "cuda":
+        if graph and device.type == "cuda":
             if accumulate != 1:
                 raise InputError("graph=True on a GPU replays whole steps: leave out accumulate")
             make_capturable(optimizers)
-            self._train = self._compile_graphed(CudaRecorder(self._device))
+            self._train = self._compile_graphed(CudaRecorder(device))
         elif train_step is not None:
             self._train = self._compile(self._call_train_step)
         else:
             self._train = self._compile(self._take_step)
-            if graph and on_cpu:
+            if graph and device.type == "cpu":
                 self.record()
-
-    @property
-    def _device(self) -> Any:
-        return self._network.device
 
     @property
     def accumulate(self) -> int:
@@ -587,11 +566,8 @@ class Model(TorchModel):
         function = getattr(step, "__func__", None)
         if function is Model.eval_batch:
             return self._recorded[1].unit.ready
-        if function is not Model.train_batch or self._updates.by_batch:
-            return None
-        if self.accumulate != 1 or self._augment is not None:
-            return None
-        return self._recorded[0].unit.ready
+        is_plain = self.accumulate == 1 and self._augment is None and not self._updates.by_batch
+        return self._recorded[0].unit.ready if function is Model.train_batch and is_plain else None
 
     def begin_recorded_unit(self, *, training: bool) -> None:
         """Begin a unit whose steps may be recorded."""
@@ -599,10 +575,7 @@ class Model(TorchModel):
             return
         at_once = self.replays_for(self.train_batch if training else self.eval_batch) is not None
         if at_once and training != self.net.training:
-            if training:
-                self._network.set_training_mode()
-            else:
-                self.net.eval()
+            (self._network.set_training_mode if training else self.net.eval)()
         self._recorded[0 if training else 1].begin_unit(at_once=at_once)
 
     def end_recorded_unit(self, *, training: bool) -> str | None:
@@ -658,9 +631,8 @@ class Model(TorchModel):
         outputs, targets = parts
         if self._objective.autocast is not None:  # NumPy and scikit-learn lack bfloat16
             outputs = to_float32(outputs)
-        return self._meters.compute_whole(
-            *((outputs,) if self._target is None else (outputs, targets))
-        )
+        given = (outputs,) if self._target is None else (outputs, targets)
+        return self._meters.compute_whole(*given)
 
     def _explain_missing_column(self, batch: Batch, with_target: bool = True) -> None:
         """Raise InputError if a KeyError was caused by a column that the batch lacks."""

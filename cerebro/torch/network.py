@@ -1,18 +1,27 @@
-"""A model's network: its parameters by name, its modes, its device, and its part of a state."""
+"""What all PyTorch models have in common: their network, its part of a state, and its outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from cerebro.data.depots import move_batch
 from cerebro.errors import InputError
-from cerebro.model import Batch, Part
+from cerebro.model import BaseModel, Batch, Part, is_joinable
 from cerebro.torch.optimizer_step import groups_of
-from cerebro.torch.parameter_order import ParameterNames
-from cerebro.torch.state import frozen_names, gradients_of, load_gradients, load_net
+from cerebro.torch.parameter_order import ParameterNames, in_fixed_order, in_own_order
+from cerebro.torch.state import (
+    advance_state,
+    apply_settings,
+    copy_settings,
+    frozen_names,
+    load_net,
+    load_scheduler,
+    split_state,
+)
 
 
 class Network(Part):
@@ -57,10 +66,7 @@ class Network(Part):
         self._trained_as_built = [(n, p, p.requires_grad) for n, p in self.net.named_parameters()]
 
     def add_new_parameters(self) -> bool:
-        """Note the parameters of layers that were added in training, in order of their names.
-
-        Return whether there are any.
-        """
+        """Note parameters of layers added in training, by name; return whether there are any."""
         ids = {id(parameter) for parameter in self._parameters}
         new = [item for item in self._list_parameters() if id(item) not in ids]
         if new:
@@ -114,23 +120,114 @@ class Network(Part):
         return {"requires_grad": now} if now else {}
 
     def gradients(self) -> dict[str, Any]:
-        return gradients_of(self._parameters, self.names)
+        named = self._name_parameters()
+        return {name: item.grad for name, item in named if item.grad is not None}
 
     def load_weights(self, state: Mapping[str, Any]) -> None:
         """Load ``requires_grad`` and ``net``, and drop all gradients."""
         self.drop_gradients()
         changed = state.get("requires_grad", {})
         for name, parameter, built in self._trained_as_built:
-            is_trained = changed.get(name, built)
-            if parameter.requires_grad != is_trained:
-                parameter.requires_grad = is_trained
+            parameter.requires_grad = changed.get(name, built)
         load_net(self.net, state["net"], partial=self._is_partial)
 
     def load_rest(self, state: Mapping[str, Any]) -> None:
-        """Load ``loss`` and ``gradients``."""
+        """Load ``loss`` and copies of ``gradients``; parameters without one there lose theirs."""
         if "loss" in state:
             load_net(self.parts[-1], state["loss"], partial=False)
-        load_gradients(self._parameters, state.get("gradients", {}), self.names)
+        gradients = state.get("gradients", {})
+        for name, parameter in self._name_parameters():
+            value = gradients.get(name)
+            parameter.grad = (
+                None if value is None else torch.as_tensor(value).to(parameter.device, copy=True)
+            )
+
+    def _name_parameters(self) -> Iterator[tuple[str, Any]]:
+        """Yield the parameters with their names; those without a name are numbered."""
+        numbers = itertools.count()
+        for parameter in self._parameters:
+            yield self.names.name_of(parameter) or f"#{next(numbers)}", parameter
+
+
+class TorchModel(BaseModel):
+    """A network of PyTorch's with its optimizers and schedulers."""
+
+    framework = "torch"
+    loads_in_place = True
+    _network: Network
+    _optimizers: Sequence[Any]
+    _schedulers: Sequence[Any]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Continue from another trial's state with this trial's hyperparameters.
+
+        Weights, moments and the scheduler's position come from the parent. The settings of
+        parameter groups (learning rate, weight decay, ...) and of torch's schedulers (base learning
+        rates, decay, milestones, ...) stay as `build` made them from `config`; schedulers that are
+        not torch's keep only their base learning rates. If a scheduler has changed the parent's
+        learning rate, this trial's learning rate is scaled by the same factor until its own
+        scheduler steps.
+        """
+        state = in_own_order(state, self._optimizers, self._schedulers, self._network.names)
+        own_settings = [copy_settings(optimizer) for optimizer in self._optimizers]
+        pairs = split_state(self._schedulers, state.get("scheduler", {}))
+        advanced = [advance_state(scheduler, part) for scheduler, part in pairs]
+        self.load_state_dict(state)
+        for optimizer, settings in zip(self._optimizers, own_settings, strict=True):
+            apply_settings(optimizer, settings)
+        for scheduler, part in zip(self._schedulers, advanced, strict=True):
+            load_scheduler(scheduler, part)
+
+    def in_fixed_order(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a state of this model in an order that is the same in every process."""
+        return in_fixed_order(state, self._optimizers, self._schedulers)
+
+    def _as_array(self, column: Any) -> Any:
+        return torch.as_tensor(column)
+
+    def _floats(self, values: list[Any]) -> list[float]:
+        """Convert numbers and 0-d tensors to floats; copy tensors on a device in one transfer."""
+        if values and all(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
+            return torch.stack([value.double() for value in values]).tolist()  # type: ignore[no-any-return]
+        return [float(value) for value in values]
+
+    def _to_host(self, output: Any) -> Any:
+        if isinstance(output, torch.Tensor):
+            return output.cpu()
+        if isinstance(output, Mapping):
+            return {key: self._to_host(value) for key, value in output.items()}
+        if isinstance(output, (list, tuple)):
+            return tuple(map(self._to_host, output))
+        return output
+
+    def _join(self, parts: list[Any]) -> Any:
+        return join_outputs(parts)
+
+
+def join_outputs(parts: list[Any]) -> Any:
+    """Join the batches' outputs along their rows; return a list if they do not fit."""
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(parts) if is_joinable(parts) else parts
+    if isinstance(first, Mapping):
+        return {key: join_outputs([part[key] for part in parts]) for key in first}
+    if isinstance(first, (list, tuple)):
+        return tuple(join_outputs([part[i] for part in parts]) for i in range(len(first)))
+    return parts
+
+
+def to_float32(outputs: Any) -> Any:
+    """Return outputs with 16-bit floats converted to float32, and others unchanged."""
+    if isinstance(outputs, torch.Tensor):
+        return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+    if isinstance(outputs, Mapping):
+        return {key: to_float32(value) for key, value in outputs.items()}
+    if isinstance(outputs, (list, tuple)):
+        return type(outputs)([to_float32(value) for value in outputs])
+    return outputs
 
 
 def place(net: Any, optimizers: Sequence[Any], others: Iterable[Any], device: str | None) -> None:

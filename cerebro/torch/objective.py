@@ -1,4 +1,4 @@
-"""The loss and the metrics of a batch, and the metrics of a whole pass."""
+"""The loss and the metrics of a batch, with weighted rows, and the metrics of a whole pass."""
 
 from __future__ import annotations
 
@@ -9,19 +9,12 @@ from typing import Any
 
 import torch
 
-from cerebro.errors import InputError
+from cerebro.data.rows import part_index
+from cerebro.data.sampling import require_weights
+from cerebro.errors import CerebroError, InputError
 from cerebro.model import Batch, Columns, Part, loss_of, make_getter
-from cerebro.torch.outputs import detach_value
-from cerebro.torch.row_weights import weighted_mean
-from cerebro.torch.torchmetrics import (
-    Metrics,
-    accumulates,
-    extract_numbers,
-    flatten_collections,
-    is_metric,
-    is_updated,
-    reset,
-)
+from cerebro.torch import torchmetrics
+from cerebro.torch.step_state import detach_value
 
 Function = Callable[..., Any]
 
@@ -34,7 +27,10 @@ class Meters(Part):
     """
 
     def __init__(
-        self, metrics: Metrics, accumulating: Mapping[str, Any], whole: Mapping[str, Function]
+        self,
+        metrics: torchmetrics.Metrics,
+        accumulating: Mapping[str, Any],
+        whole: Mapping[str, Function],
     ) -> None:
         self._meters = metrics
         self._accumulating = accumulating
@@ -43,7 +39,6 @@ class Meters(Part):
         self._returned: dict[str, str] = {}  # metrics that step returned: their paths by name
 
     def __bool__(self) -> bool:
-        """Return whether there are torchmetrics metrics."""
         return bool(self._meters)
 
     def update(self, *given: Any) -> None:
@@ -56,8 +51,8 @@ class Meters(Part):
         if not self._meters:
             return {name: detach_value(value) for name, value in returned.items()}
         values = {}
-        for name, value in flatten_collections(returned):
-            if not is_metric(value):
+        for name, value in torchmetrics.flatten_collections(returned):
+            if not torchmetrics.is_metric(value):
                 values[name] = detach_value(value)
                 continue
             path = self._meters.name_of(value)
@@ -71,12 +66,12 @@ class Meters(Part):
 
     def compute(self) -> dict[str, float]:
         """Return the values of the torchmetrics metrics that have accumulated batches."""
-        metrics = {name: item for name, item in self._accumulating.items() if is_updated(item)}
+        metrics = {n: m for n, m in self._accumulating.items() if torchmetrics.is_updated(m)}
         metrics |= {name: self._meters.metric(path) for name, path in self._returned.items()}
         values: dict[str, float] = {}
         with torch.no_grad():
             for name, metric in metrics.items():
-                values.update(extract_numbers(name, metric.compute(), metric))
+                values.update(torchmetrics.extract_numbers(name, metric.compute(), metric))
         return values
 
     def compute_whole(self, *given: Any) -> dict[str, float]:
@@ -85,9 +80,9 @@ class Meters(Part):
         for name, metric in self._epoch_metrics.items():
             with torch.no_grad():
                 value = metric(*given)
-            if accumulates(metric):
-                reset(metric)  # it would keep all passes
-            values.update(extract_numbers(name, value, metric))
+            if torchmetrics.accumulates(metric):
+                torchmetrics.reset(metric)  # it would keep all passes
+            values.update(torchmetrics.extract_numbers(name, value, metric))
         return values
 
     @contextlib.contextmanager
@@ -142,10 +137,7 @@ class Objective(Part):
         self._no_grad = torch.no_grad()
 
     def __call__(self, batch: Batch) -> tuple[dict[str, Any], Any, Any, Any]:
-        """Return values by metric, the loss with its graph, the output and the target.
-
-        Output and target are None if the user's step computes the loss.
-        """
+        """Return values by metric, loss with its graph, output and target (None with `step`)."""
         compute = self._compute if self._step is None else self._call_step
         if self.autocast is None:
             return compute(batch)
@@ -153,7 +145,6 @@ class Objective(Part):
             return compute(batch)
 
     def predict(self, batch: Batch) -> Any:
-        """Return the network's output."""
         if self.autocast is None:
             return self._forward(batch)
         with self.autocast:
@@ -185,8 +176,7 @@ class Objective(Part):
         if not isinstance(returned, Mapping) or "loss" not in returned:
             raise InputError(f"step must return a dict with 'loss', not {returned!r}")
         loss = returned["loss"]
-        if isinstance(loss, tuple):
-            loss = loss[0]
+        loss = loss[0] if isinstance(loss, tuple) else loss
         if self.net.training and not isinstance(loss, torch.Tensor):
             raise InputError(
                 f"step returned a loss of type {type(loss).__name__}, with which Cerebro cannot "
@@ -212,3 +202,101 @@ def _check_loss(loss: Any, function: Any) -> None:
         f"loss must return one tensor, the mean over the batch's rows, but {name} returned a value "
         f"of type {kind}: return the tensor itself; for several values use step="
     )
+
+
+# --- the weights of rows, for ``Model(weight=)`` ------------------------------------
+
+
+def check_weight(weight: Any, loss: Any, step: Any) -> None:
+    """Raise InputError unless a column can weight a loss; `step` may be `train_step`, too."""
+    if not isinstance(weight, str):
+        raise InputError(f"weight must be a column's name, not {weight!r}")
+    if step is not None:
+        raise InputError(
+            "step= and train_step= compute the loss by themselves: leave out weight, and return "
+            "the loss as (weighted mean, sum of weights)"
+        )
+    if loss is None:
+        raise InputError(
+            "weight needs loss=, a function with one value for each row: the loss in the network's "
+            "output is a mean already"
+        )
+    if getattr(loss, "reduction", "none") != "none":
+        kind = type(loss).__name__
+        raise InputError(
+            f"weight needs a loss for each row, and {kind} gives the batch's "
+            f"{loss.reduction}: use {kind}(reduction='none')"
+        )
+
+
+# Passed checks by (checksum of the data, column, shards), because each build in a worker checks.
+_checked: set[tuple[str, str, tuple[int, ...]]] = set()
+
+
+def check_column(data: Any, weight: str) -> None:
+    """Raise InputError unless a dataset's weights are finite, at least 0, and not all 0.
+
+    The training step checks a column that is missing, or that transforms change. Shards on another
+    node are checked there; damaged shards are reported by the unit that reads them.
+    """
+    column = data.columns.get(weight)
+    if column is None or column.ragged or weight in data.transforms:
+        return
+    if column.dtype in ("bfloat16", "complex64"):
+        return
+    try:
+        parts = data.shards.map_parts(data.view.parts)
+        here = tuple(shard for shard, (_, part) in enumerate(parts) if len(part))
+        for shard in here:
+            data.shards.check_sizes(shard)
+    except CerebroError:
+        return
+    key = (f"{data.path}:{data.checksum}", weight, here)
+    if key in _checked:
+        return
+    total = 0.0
+    for shard, (reader, part) in enumerate(parts):
+        values = reader.column(weight)[part_index(part)]
+        require_weights(values, weight, shard)
+        total += float(values.sum(dtype="float64"))
+    all_here = sum(len(part) for _, part in parts) == data.num_rows
+    if total == 0 and all_here:
+        raise InputError(f"column {weight!r}: all weights are 0, so there is nothing to learn")
+    _checked.add(key)
+
+
+def weighted_mean(losses: Any, batch: Batch, weight: str, *, required: bool) -> tuple[Any, Any]:
+    """Return ``sum(weight * loss) / sum(weight)`` and the sum of the weights, 0-d tensors.
+
+    `losses` have the shape ``(rows, ...)`` and are averaged per row; weights have the shape
+    ``(rows,)`` or ``(rows, 1)``. Without the column `weight`, all rows have the weight 1, unless it
+    is `required`. Raise InputError if a shape is wrong or the column is missing.
+    """
+    rows = len(next(iter(batch.values())))
+    if not isinstance(losses, torch.Tensor) or losses.dim() == 0 or len(losses) != rows:
+        shape = tuple(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
+        raise InputError(
+            f"weight needs a loss for each of the batch's {rows} rows, but the loss is "
+            f"{shape or 'one number'}: use reduction='none', for a function as in "
+            "functools.partial(torch.nn.functional.cross_entropy, reduction='none')"
+        )
+    if losses.dim() > 1:
+        losses = losses.flatten(1).mean(1)
+    kind = losses.dtype if losses.dtype in (torch.float32, torch.float64) else torch.float32
+    if weight not in batch:
+        if required:
+            raise InputError(
+                f"weight names the column {weight!r}, but the data has {', '.join(batch)}"
+            )
+        weights = losses.new_ones(rows, dtype=kind)
+    else:
+        column = batch[weight]
+        if column.numel() != rows:
+            raise InputError(
+                f"the column {weight!r} must have one weight for each row, not rows of shape "
+                f"{tuple(column.shape[1:])}"
+            )
+        weights = column.reshape(-1).to(kind)
+    total = weights.sum()
+    # If all weights are 0, 0 / 0 would turn the network into NaN.
+    return (losses * weights).sum() / total.clamp(min=torch.finfo(kind).tiny), total

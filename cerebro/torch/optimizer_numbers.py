@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
-from cerebro.torch.cpu_program import Program
 from cerebro.torch.cpu_recorder import Call, Recording, is_number, pair_leaves
 from cerebro.torch.optimizer_step import are_different_objects, groups_of, has_hooks
 
 Group = Mapping[str, Any]
-Formulas = Callable[[Group, float], dict[str, Any]]
+
+Containers = dict[int, tuple[list[Any], dict[str, Any]]]
+"""The arguments and keywords of a program's calls, by the number of the call."""
 
 
 def _compute_adam_numbers(group: Group, t: float) -> dict[str, Any]:
@@ -51,14 +52,13 @@ def _compute_sgd_numbers(group: Group, t: float) -> dict[str, Any]:
     }
 
 
-FORMULAS: dict[type, Formulas] = {
+FORMULAS: dict[type, Callable[[Group, float], dict[str, Any]]] = {
     torch.optim.Adam: _compute_adam_numbers,
     torch.optim.AdamW: _compute_adam_numbers,
     torch.optim.SGD: _compute_sgd_numbers,
 }
 
-COUNTED = ("step size", "correction")
-"""Formulas whose values change with every step."""
+COUNTED = ("step size", "correction")  # formulas whose values change with every step
 
 NUMBERS = ("lr", "betas", "weight_decay", "eps", "momentum", "dampening")
 """Settings that formulas use. The operators that run depend on which settings are 0."""
@@ -92,25 +92,16 @@ class Numbers:
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self.optimizers = optimizers
-        self._groups: list[tuple[Any, Formulas | None, Any]] = []
-        self.settings: list[Any] = []
-        """All settings, for comparison; equal settings stay the same object."""
-        self.branches: Any = None
-        """The settings that decide which operators run."""
+        self._groups: list[tuple[Any, Any]] = []  # with their optimizers
+        self.settings: list[Any] = []  # equal settings stay the same object
+        self.branches: Any = None  # the settings that decide which operators run
         self.take_groups()
 
     def take_groups(self) -> bool:
         """Store the optimizers' current groups; return whether the objects have changed."""
-        if not are_different_objects(
-            groups_of(self.optimizers), [group for group, _, _ in self._groups]
-        ):
-            return False
-        self._groups = [
-            (group, FORMULAS.get(type(item)), item)
-            for item in self.optimizers
-            for group in groups_of([item])
-        ]
-        return True
+        before = [group for group, _ in self._groups]
+        self._groups = [(group, item) for item in self.optimizers for group in item.param_groups]
+        return are_different_objects([group for group, _ in self._groups], before)
 
     def refusal(self) -> str | None:
         """Return the reason why the optimizers' steps cannot be repeated, or None."""
@@ -128,20 +119,19 @@ class Numbers:
         return None
 
     def take_settings(self) -> None:
-        """Store the optimizers' current settings."""
         settings = [
             [
                 value if type(value) in PLAIN else _make_comparable(value)
                 for key, value in group.items()
                 if key != "params"
             ]
-            for group, _, _ in self._groups
+            for group, _ in self._groups
         ]
         if settings == self.settings and self.branches is not None:
             return
         self.settings = settings
         values: list[Any] = []
-        for group, _, _ in self._groups:
+        for group, _ in self._groups:
             for key, value in group.items():
                 if key in NUMBERS:
                     values.append((key, key == "lr" or _are_nonzero(value)))
@@ -152,14 +142,14 @@ class Numbers:
     def counts(self) -> list[float]:
         """Return the number of each group's next step."""
         counts = []
-        for group, _, item in self._groups:
+        for group, item in self._groups:
             step = _find_step_count(item, group["params"])
             counts.append(1.0 if step is None else float(step) + 1.0)
         return counts
 
     def find_unequal_counts(self) -> str | None:
         """Return a refusal if a group's parameters have taken different numbers of steps."""
-        for group, _, item in self._groups:
+        for group, item in self._groups:
             steps = {
                 float(item.state[p]["step"])
                 for p in group["params"]
@@ -171,21 +161,20 @@ class Numbers:
 
     def values(self, group: int, count: float) -> dict[str, Any]:
         """Return the values of a group's formulas in step `count`."""
-        settings, formulas, _ = self._groups[group]
-        assert formulas is not None
-        return formulas(settings, count)
+        settings, item = self._groups[group]
+        return FORMULAS[type(item)](settings, count)
 
     def all_values(self, counts: Sequence[float]) -> list[dict[str, Any]]:
         return [self.values(group, count) for group, count in enumerate(counts)]
 
     def read_inputs(self, group: int, formula: str) -> tuple[float, float, Any]:
         """Return the inputs of a formula of `COUNTED`: rate, beta and the tensor of steps."""
-        settings, _, item = self._groups[group]
+        settings, item = self._groups[group]
         beta = settings["betas"][formula == "correction"]
         return float(settings["lr"]), float(beta), _find_step_count(item, settings["params"])
 
     def find(
-        self, calls: Sequence[Call], counts: Sequence[float], program: Program, probe: Probe
+        self, calls: Sequence[Call], counts: Sequence[float], containers: Containers, probe: Probe
     ) -> tuple[list[Hole], set[tuple[int, int, Any]]]:
         """Find the numbers of a recorded step's `calls` that come from settings.
 
@@ -198,9 +187,9 @@ class Numbers:
         now = self.all_values(counts)
         holes, free = [], set()
         for (index, call), changed in zip(ours, probe.calls, strict=True):
-            if index not in program.containers:
+            if index not in containers:
                 continue
-            args, kwargs = program.containers[index]
+            args, kwargs = containers[index]
             parts = ((call.args, changed.args, args), (call.kwargs, changed.kwargs, kwargs))
             for which, (here, there, into) in enumerate(parts):
                 for path, before, after in pair_leaves(here, there):
@@ -306,8 +295,5 @@ def _are_nonzero(value: Any) -> Any:
 
 
 def _find_step_count(optimizer: Any, parameters: Sequence[Any]) -> Any:
-    for parameter in parameters:
-        entries = optimizer.state.get(parameter)
-        if entries and "step" in entries:
-            return entries["step"]
-    return None
+    states = (optimizer.state.get(parameter, {}) for parameter in parameters)
+    return next((entries["step"] for entries in states if "step" in entries), None)

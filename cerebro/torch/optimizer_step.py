@@ -23,14 +23,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim import sgd as torch_sgd
 
 import cerebro._core as _core
-from cerebro.torch.elementwise import (
-    PARALLEL,
-    example_values,
-    have_same_floats,
-    is_dense,
-    measure_rounding,
-    use_float32,
-)
+from cerebro.torch import native_calls
 
 _WRAPPER: CodeType = torch.optim.Optimizer.profile_hook_step(lambda self: None).__code__
 
@@ -75,9 +68,7 @@ def are_different_objects(now: Sequence[Any], before: Sequence[Any]) -> bool:
 def _unwrap_step(kind: type) -> Any:
     """Return a class's `step`, without the wrapper that PyTorch adds later."""
     function = vars(kind).get("step", kind.step)  # type: ignore[attr-defined]
-    if getattr(function, "__code__", None) is _WRAPPER:
-        function = function.__wrapped__
-    return function
+    return function.__wrapped__ if getattr(function, "__code__", None) is _WRAPPER else function
 
 
 _KINDS = {
@@ -114,11 +105,7 @@ def has_hooks(optimizer: Any) -> bool:
 def _is_plain(optimizer: Any) -> bool:
     """Return whether ``optimizer.step()`` runs only PyTorch's code."""
     kind = type(optimizer)
-    if (
-        kind not in _KINDS
-        or _unwrap_step(kind) is not _KINDS[kind]
-        or _list_functions() != _FUNCTIONS
-    ):
+    if kind not in _KINDS or _unwrap_step(kind) is not _KINDS[kind]:
         return False
     replacement = vars(optimizer).get("step")
     if replacement is not None and not (
@@ -127,6 +114,7 @@ def _is_plain(optimizer: Any) -> bool:
         return False
     return not (
         has_hooks(optimizer)
+        or _list_functions() != _FUNCTIONS
         or getattr(optimizer, "grad_scale", None) is not None
         or getattr(optimizer, "found_inf", None) is not None
         or torch._C._len_torch_dispatch_stack()
@@ -143,16 +131,15 @@ def _find_form(kind: type, group: Mapping[str, Any]) -> Form | None:
     numbers = [*map(group.get, names), *(() if is_sgd else group["betas"])]
     if not all(type(number) is float or type(number) is int for number in numbers):
         return None
+    decays = group["weight_decay"] != 0
     if is_sgd:
-        momentum = group["momentum"] != 0
-        return True, group["weight_decay"] != 0, False, momentum, bool(group["nesterov"])
-    decoupled = bool(group["decoupled_weight_decay"])
-    return False, group["weight_decay"] != 0, decoupled, False, False
+        return True, decays, False, group["momentum"] != 0, bool(group["nesterov"])
+    return False, decays, bool(group["decoupled_weight_decay"]), False, False
 
 
 def _list_settings(form: Form, group: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return a group's settings as `_core.optimizer_step` takes them."""
-    how = measure_rounding()
+    how = native_calls.measure_rounding()
     flags = (form[2], form[4], how.fused)
     if form[0]:
         moments = (0.0, 0.0, 0.0, group["momentum"], group["dampening"])
@@ -162,10 +149,7 @@ def _list_settings(form: Form, group: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _gather_groups(optimizer: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
-    """Return the groups for `_core.optimizer_step`, and their parameters; None if it cannot.
-
-    Nothing is cached, because users may replace any part between two steps.
-    """
+    """Return groups for the core, and their parameters, not cached: users may replace any part."""
     if not _is_plain(optimizer):
         return None
     kind: Any = type(optimizer)
@@ -187,7 +171,7 @@ def _tensors_of(
 ) -> list[int] | None:
     """Return a group's tensors as `_core.optimizer_step` takes them; None if it cannot."""
     is_sgd, _, _, momentum, _ = form
-    most = PARALLEL if torch.get_num_threads() > 1 else 1 << 62
+    most = native_calls.PARALLEL if torch.get_num_threads() > 1 else 1 << 62
     arguments: list[int] = []
     for parameter in group["params"]:
         gradient = parameter.grad
@@ -221,7 +205,7 @@ def _are_alike(parameter: Any, parts: Sequence[Any], most: int) -> bool:
     """Return whether the core can pass over a parameter and tensors element by element."""
     shape, stride = parameter.shape, None
     if not parameter.is_contiguous():
-        if not is_dense(parameter):
+        if not native_calls.is_dense(parameter):
             return False
         stride = parameter.stride()
     for tensor in (parameter, *parts):
@@ -254,10 +238,10 @@ def _is_step_count(steps: Any) -> bool:
 
 @functools.cache
 def _has_same_bits(kind: type, form: Form) -> bool:
-    if not measure_rounding().names >= _NEEDS:
+    if not native_calls.measure_rounding().names >= _NEEDS:
         return False
     try:
-        with use_float32():
+        with native_calls.use_float32():
             agrees = all(_compare_steps(kind, form, size) for size in (7, 1511))
     except Exception:  # from a setting of the user; the trial's own step may still succeed
         agrees = False
@@ -282,7 +266,7 @@ def _compare_steps(kind: type, form: Form, size: int) -> bool:
         tensors = _tensors_of(group, mine.state, form)
         if tensors is None or not _core.optimizer_step(((_list_settings(form, group), tensors),)):
             return False
-        if not all(map(have_same_floats, _list_tensors(mine), _list_tensors(its))):
+        if not all(map(native_calls.have_same_floats, _list_tensors(mine), _list_tensors(its))):
             return False
     return True
 
@@ -304,7 +288,7 @@ def _make_example(kind: type, form: Form, size: int) -> Any:
 
 def _make_finite_values(size: int, seed: int) -> Any:
     """Return example values whose squares are finite, so that no step makes NaN."""
-    return example_values(size, seed).nan_to_num().clamp_(-1e18, 1e18)
+    return native_calls.example_values(size, seed).nan_to_num().clamp_(-1e18, 1e18)
 
 
 def _list_tensors(optimizer: Any) -> list[Any]:

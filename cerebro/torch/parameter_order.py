@@ -22,8 +22,7 @@ Names = list[list[Name]]
 Order = list[tuple[int, list[int]]]
 """For each group, its present position, and the present positions of its parameters."""
 
-NAMES = "parameter_names"
-"""The key of the `Names` in an optimizer's state, beside ``state`` and ``param_groups``."""
+NAMES = "parameter_names"  # the key of `Names` in an optimizer's state, beside those of PyTorch
 
 _OF_TORCH = {"state", "param_groups", NAMES}
 
@@ -76,10 +75,7 @@ class ParameterNames:
 def in_fixed_order(
     state: Mapping[str, Any], optimizers: Sequence[Any], schedulers: Sequence[Any]
 ) -> dict[str, Any]:
-    """Return a model's state in an order that is the same in every process.
-
-    Parts that cannot be ordered by name keep their order.
-    """
+    """Return a model's state in the same order in every process, as far as it has names."""
     parts = split_parts(state["optimizer"], len(optimizers))
     orders = [
         _sort_by_name(part[NAMES], _schedulers_of(optimizer, optimizers, schedulers, state))
@@ -234,9 +230,7 @@ def _schedulers_of(
 
 def _optimizer_of(scheduler: Any, optimizers: Sequence[Any]) -> Any:
     its = getattr(scheduler, "optimizer", None)
-    if its is None and len(optimizers) == 1:
-        return optimizers[0]
-    return its
+    return optimizers[0] if its is None and len(optimizers) == 1 else its
 
 
 def _moves_groups(schedulers: Sequence[tuple[Any, Any]], order: Order) -> bool:

@@ -1,22 +1,10 @@
 """A training step on the CPU as a list of operators: recorded once, replayed for every batch.
 
-With ``graph=True``, the user promises that the step's Python code does the same for every batch. A
-replayed step runs the same operators on the same memory, without Python code and dispatch. The
-promise is checked:
-
-- The first steps with a batch shape are ordinary steps, in which the optimizer creates its state.
-- The next step is recorded (`cerebro.torch.cpu_recorder`), and taken again without the recorder,
-  while PyTorch's profiler watches it (`cerebro.torch.witness`). Both must call the same operators.
-  From the same state, both steps and the program must lead to the same state, bit for bit.
-- The step after that is checked in the same way. Operators, arguments and constants must be the
-  same, except numbers that the optimizer's settings explain (`cerebro.torch.optimizer_numbers`).
-- One more step is compared without a recording.
-- Before each unit, everything that the promise does not cover must be unchanged
-  (`cerebro.torch.step_state`). After the unit, the program is compared with one more ordinary
-  step.
-
-If anything differs, all further steps are ordinary, and the log gives the reason. This module
-decides what is recorded and replayed; `cerebro.torch.step_recorder` records and compares.
+With ``graph=True``, the user promises that the step's Python code does the same for every batch.
+The promise is checked on the first batches of each shape, before each unit and after it
+(docs/design/recorded-steps.md lists the checks). If anything differs, all further steps are
+ordinary, and the log gives the reason. `RecordedStep` decides what is recorded and replayed;
+`StepRecorder` records and compares.
 """
 
 from __future__ import annotations
@@ -25,25 +13,36 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 import cerebro._core as _core
-from cerebro.torch.recorded_program import RecordedProgram
-from cerebro.torch.step_recorder import Outcome, StepRecorder
-from cerebro.torch.step_state import Batch, Values, shape_of
+from cerebro.torch.cpu_program import Program, RecordedProgram, tensors_of
+from cerebro.torch.cpu_recorder import Recording, Unavailable, Witness, find_difference, leaves_of
+from cerebro.torch.optimizer_numbers import Hole, Numbers, Probe, Unexplained, mark_sections
+from cerebro.torch.step_state import (
+    Batch,
+    Copied,
+    Different,
+    Entries,
+    Gradients,
+    StepState,
+    Surroundings,
+    Values,
+    copy_values,
+    describe_error,
+    fill,
+    have_same_bits,
+    shape_of,
+)
 
-WARM_UP = 2
-"""The number of ordinary steps with one batch shape before the step is recorded."""
-COMPARED = 2
-"""The number of further batches for which a program is compared with the ordinary step."""
-MOST_PROGRAMS = 8
-"""The maximum number of programs of a model; batches of other shapes take ordinary steps."""
-MOST_TRIES = 3
-"""How often a step that replaces tensors is recorded before recording is abandoned."""
-ALIGNMENT = 64
-"""The alignment of PyTorch's memory and of the loader's, in bytes."""
+WARM_UP = 2  # ordinary steps with one batch shape before the step is recorded
+COMPARED = 2  # further batches for which a program is compared with the ordinary step
+MOST_PROGRAMS = 8  # of a model; then, batches of other shapes take ordinary steps
+MOST_TRIES = 3  # to record a step that replaces tensors
+ALIGNMENT = 64  # of PyTorch's memory and of the loader's, in bytes
 
 log = logging.getLogger("cerebro.torch")
 
@@ -52,8 +51,7 @@ class UnitReplays:
     """What a unit replays: counts by key, and the steps that `_core.run_unit` may take itself."""
 
     def __init__(self) -> None:
-        self.ready: list[_core.Replay] = []
-        """Steps that `_core.run_unit` may replay by itself until the unit ends."""
+        self.ready: list[_core.Replay] = []  # what `_core.run_unit` may replay by itself
         self.replays = 0  # of all units
         self._offered: list[tuple[Any, _core.Replay]] = []
         self._used: Counter[Any] = Counter()
@@ -84,7 +82,6 @@ class UnitReplays:
         self.ready.clear()
 
     def has_failed(self) -> bool:
-        """Return whether a replay has raised an exception in this unit."""
         return self._has_failed or any(replay.failed for _, replay in self._offered)
 
     def begin(self) -> list[Any]:
@@ -120,11 +117,10 @@ class RecordedStep:
         self._gradients = self._recorder.gradients
         self.unit = UnitReplays()
         self._programs: dict[Any, RecordedProgram] = {}
-        self._seen: dict[Any, int] = {}
+        self._seen: Counter[Any] = Counter()
         self._looks_again = True
         self._tries = 0
-        self.refusal: str | None = None
-        """The reason why steps are no longer recorded; None while they are."""
+        self.refusal: str | None = None  # why steps are no longer recorded
 
     def __call__(self, batch: Batch, phase: int = 0) -> Values:
         if self.refusal is not None:
@@ -223,15 +219,14 @@ class RecordedStep:
     # --- recording ---------------------------------------------------------
 
     def _count_or_record(self, batch: Batch, phase: int, key: Any) -> Values:
-        seen = self._seen.get(key, 0)
-        self._seen[key] = seen + 1
-        if len(self._programs) >= MOST_PROGRAMS or seen < WARM_UP:
+        self._seen[key] += 1
+        if len(self._programs) >= MOST_PROGRAMS or self._seen[key] <= WARM_UP:
             return self._step(batch, phase)
         reason = self._numbers.refusal() or _find_compilation()
         if reason is not None:
             self._refuse(reason)
-            return self._step(batch, phase)
-        if torch.autograd._profiler_enabled():  # the user's; there can be no witness beside it
+        # Beside a profiler of the user's, there can be no witness.
+        if reason is not None or torch.autograd._profiler_enabled():
             return self._step(batch, phase)
         with self._recorder.state.list_once():
             outcome = self._recorder.record(batch, phase)
@@ -276,10 +271,7 @@ class RecordedStep:
 
 
 def _is_aligned(batch: Batch) -> bool:
-    """Return whether a batch has the memory layout of the copy that a program reads.
-
-    With a different layout, kernels may add in a different order.
-    """
+    """Return whether a batch is laid out as a program's copy; the order of sums depends on it."""
     return all(
         value.is_contiguous() and value.data_ptr() % ALIGNMENT == 0
         for value in batch.values()
@@ -291,3 +283,231 @@ def _find_compilation() -> str | None:
     """Return a reason if ``torch.compile`` is in use, which prevents recording."""
     utils = sys.modules.get("torch._dynamo.utils")
     return "torch.compile is in use" if utils is not None and utils.counters["frames"] else None
+
+
+# --- recording and comparing -------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """The metrics of a step, and what became of its recording or comparison."""
+
+    values: Values
+    program: RecordedProgram | None = None
+    refusal: str | None = None  # why further steps must be ordinary
+
+
+@dataclass
+class Watched:
+    """A step that was recorded and undone."""
+
+    recording: Recording
+    values: Values = field(default_factory=dict)  # metrics, in the recording's memory
+    told: Values = field(default_factory=dict)  # a copy of the metrics
+    stepped: list[Any] = field(default_factory=list)  # the updated parameters
+    gradients: list[tuple[Any, Any]] = field(default_factory=list)  # by parameter
+    after: Copied | None = None  # None if the step failed or replaced tensors
+    refusal: str | None = None  # why the step cannot be repeated
+
+
+class StepRecorder:
+    """Takes a step with and without a recording, and compares.
+
+    Its `state` is all that the step may change; it must be listed (`StepState.list_once`). For the
+    arguments, see `RecordedStep`.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Batch, int], Values],
+        modules: Sequence[Any],
+        optimizers: Sequence[Any],
+        parameters: Sequence[Any],
+        drop_gradients: Callable[[], None],
+    ) -> None:
+        self._step = step
+        self._modules = modules
+        self.optimizers = optimizers
+        self._drop_gradients = drop_gradients
+        self.gradients = Gradients(parameters)
+        self.numbers = Numbers(optimizers)
+        self.state = StepState(modules, optimizers, self.gradients)
+        self._places: Any = None
+        self._surroundings: Surroundings | None = None
+
+    def has_changed(self) -> bool:
+        """Return whether programs do not match the tensors and surroundings any more."""
+        self.gradients.prepare()
+        before, self._places = self._places, self.state.places()
+        if self._surroundings is None or self._places != before:
+            return True
+        return not self._surroundings.are_unchanged()
+
+    def record(self, batch: Batch, phase: int) -> Outcome:
+        """Take a step and make its program, unless the step replaces tensors."""
+        state, static = self.state, copy_values(batch)
+        before, counts = state.copy_values(), self.numbers.counts()
+        watched, values = self._record_and_undo(static, batch, phase, before)
+        if watched.refusal is not None:
+            return Outcome(values, refusal=watched.refusal)
+        if watched.after is None or not state.is_as_listed():
+            return Outcome(values)
+        after = state.copy_values()
+        try:
+            _require_same_metrics(watched.told, values)
+            state.require_equal(watched.after, after)
+            reason = self.numbers.find_unequal_counts()
+            if reason is not None:
+                raise Unexplained(reason)
+            program = Program(watched.recording, tensors_of(watched.values.values()))
+            holes, free = self._find_holes(watched, counts, program)
+            recorded = RecordedProgram(
+                program, static, watched.values, watched.gradients, holes, free
+            )
+            state.restore(before)
+            self._replay_and_compare(recorded, batch, values, after)
+            self._places = state.places()
+            self._surroundings = Surroundings(self._modules, self.optimizers)
+        except Exception as error:
+            state.restore(after)
+            return Outcome(values, refusal=_explain(error))
+        return Outcome(values, recorded)
+
+    def _record_and_undo(
+        self, static: Batch, batch: Batch, phase: int, before: Copied
+    ) -> tuple[Watched, Values]:
+        """Record a step on `static`, undo it, and take it on `batch` before a witness.
+
+        `before` is the present state. Return the recorded step, and the metrics of the second step.
+        Only the second one counts, because PyTorch computes some results by other operators while
+        it is recorded, or fails. A step that cannot be undone is not taken again.
+        """
+        entries, gradients = Entries(self._modules, self.optimizers), self.gradients.list_pairs()
+        watched = Watched(Recording(self.state.storages()))
+        try:
+            with mark_sections(watched.recording, self.optimizers) as stepped, watched.recording:
+                watched.values = self._take_step(dict(static), phase)
+            watched.stepped = stepped
+            watched.refusal = watched.recording.refusal
+            watched.told = copy_values(watched.values)
+            watched.gradients = self.gradients.list_pairs()
+            if watched.recording.leaves_traces:
+                return watched, watched.told
+            if self.state.is_as_listed():
+                watched.after = self.state.copy_values()
+        except Exception as error:
+            watched.refusal = describe_error("it cannot be recorded", error)
+            self._drop_gradients()  # a backward pass may have left some of them
+        entries.restore()
+        self.state.restore(before, watched.after)
+        self.gradients.restore(gradients)
+        values, how = self._take_witnessed_step(batch, phase, leaves_of(watched.recording))
+        watched.refusal = watched.refusal or how
+        return watched, copy_values(values)
+
+    def _take_witnessed_step(
+        self, batch: Batch, phase: int, leaves: Sequence[Any]
+    ) -> tuple[Values, str | None]:
+        """Take an ordinary step; also return how its operators differ from the recorded ones."""
+        try:
+            with Witness() as witness:
+                values = self._take_step(batch, phase)
+        except Unavailable as error:
+            return self._take_step(batch, phase), str(error)
+        return values, find_difference(leaves, witness)
+
+    def _take_step(self, batch: Batch, phase: int) -> Values:
+        values = self._step(batch, phase)
+        self.gradients.move_to_buffers()
+        return values
+
+    def _find_holes(
+        self, watched: Watched, counts: Sequence[float], program: Program
+    ) -> tuple[list[Hole], set[Any]]:
+        if not watched.stepped:
+            return [], set()
+        gradients = self.gradients.list_pairs()
+        try:
+            probe = Probe(self.numbers, watched.stepped, Recording(self.state.storages()))
+        finally:
+            self._drop_gradients()
+            self.gradients.restore(gradients)
+        return self.numbers.find(watched.recording.calls, counts, program.containers, probe)
+
+    def compare(self, recorded: RecordedProgram, batch: Batch, phase: int) -> Outcome:
+        """Take a step, and compare a program with it; the first time, compare a recording, too."""
+        state, how = self.state, None
+        before = state.copy_values()
+        if recorded.compared == 0:
+            fill(recorded.static, batch)
+            watched, values = self._record_and_undo(recorded.static, batch, phase, before)
+            if watched.refusal is not None:
+                return Outcome(values, refusal=watched.refusal)
+            how = recorded.program.differs_from(watched.recording, recorded.free)
+        else:
+            values = copy_values(self._take_step(batch, phase))
+        if not state.is_as_listed():
+            reason = "it is not the ordinary step: the step replaces its tensors"
+            return Outcome(values, refusal=reason)
+        after = state.copy_values()
+        try:
+            if how is not None:
+                raise Different(how)
+            state.restore(before, after)
+            self._replay_and_compare(recorded, batch, values, after)
+        except Exception as error:
+            state.restore(after)
+            return Outcome(values, refusal=_explain(error))
+        recorded.compared += 1
+        return Outcome(values)
+
+    def compare_once_more(self, recorded: RecordedProgram, key: Any) -> str | None:
+        """Return how one more ordinary step on the last batch differs; put the state back."""
+        _, phase, _, present = key
+        state, batch = self.state, copy_values(recorded.static)
+        gradients, before = self.gradients.list_pairs(), state.copy_values()
+        drawn: Copied | None = None
+        try:
+            self.gradients.arrange(present)
+            values, how = self._take_witnessed_step(dict(batch), phase, recorded.leaves)
+            if how is not None and not torch.autograd._profiler_enabled():
+                raise Different(how)
+            values = copy_values(values)
+            if not state.is_as_listed():
+                raise Different("the step replaces its tensors")
+            after = state.copy_values()
+            state.restore(before, after)
+            self.numbers.take_settings()
+            self._replay_and_compare(recorded, batch, values, after)
+            drawn = after
+        except Different as error:
+            return f"it is not the ordinary step any more: {error}"
+        except Exception as error:
+            return describe_error("the ordinary step fails", error)
+        finally:
+            state.restore(before, drawn)
+            self.gradients.restore(gradients)
+        return None
+
+    def _replay_and_compare(
+        self, recorded: RecordedProgram, batch: Batch, values: Values, after: Copied
+    ) -> None:
+        """Replay from the current state; raise `Different` unless it gives `values` and `after`."""
+        recorded.set_numbers(self.numbers)
+        _require_same_metrics(recorded.replay(batch), values)
+        self.state.require(after)
+
+
+def _explain(error: Exception) -> str:
+    """Return why a program cannot replace the ordinary step."""
+    if isinstance(error, Different):
+        return f"it is not the ordinary step: {error}"
+    if isinstance(error, Unexplained):
+        return str(error)
+    return describe_error("it cannot be run again", error)
+
+
+def _require_same_metrics(found: Values, values: Values) -> None:
+    for name, value in values.items():
+        if not have_same_bits(value, found.get(name)):
+            raise Different(f"the metric {name!r} differs")

@@ -9,22 +9,15 @@ bfloat16 parameters would lose bits. This module therefore loads ordinary optimi
 
 from __future__ import annotations
 
-import functools
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from cerebro.errors import StateError, one_line
-from cerebro.torch.parameter_order import (
-    NAMES,
-    SAME_MODEL,
-    ParameterNames,
-    join_parts,
-    split_parts,
-)
+from cerebro.torch.parameter_order import NAMES, SAME_MODEL, ParameterNames, join_parts, split_parts
 
 HOW = ("capturable", "foreach", "fused")
 """Settings that determine how an optimizer computes. They are not loaded from a state, which may
@@ -70,16 +63,8 @@ def _is_ordinary(optimizer: Any) -> bool:
     )
 
 
-def optimizer_state(optimizer: Any, names: ParameterNames) -> dict[str, Any]:
-    """Return ``optimizer.state_dict()`` in plain containers, with live tensors and the names."""
-    return {**to_plain(optimizer.state_dict()), NAMES: names.list_by_group(optimizer)}
-
-
 def load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Load a state into an optimizer without changing the type of any tensor.
-
-    Raise StateError if the parameter groups differ.
-    """
+    """Load a state without changing a tensor's type; raise StateError if the groups differ."""
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     saved = [len(group["params"]) for group in state["param_groups"]]
     if sizes != saved:
@@ -149,7 +134,7 @@ def _parameter_state(parameter: Any, key: str, current: Any, value: Any, on_devi
     return value.detach().to(parameter.device, copy=True)
 
 
-def group_settings(optimizer: Any) -> list[dict[str, Any]]:
+def copy_settings(optimizer: Any) -> list[dict[str, Any]]:
     """Return a copy of the settings (learning rate, ...) of each parameter group."""
     return [
         {key: copy_deeply(value) for key, value in group.items() if key != "params"}
@@ -170,10 +155,6 @@ def apply_settings(optimizer: Any, settings: list[dict[str, Any]]) -> None:
             group[key] = _overwrite(group.get(key), value)
 
 
-def scheduler_state(scheduler: Any) -> dict[str, Any]:
-    return to_plain(scheduler.state_dict())  # type: ignore[no-any-return]
-
-
 def load_scheduler(scheduler: Any, state: Mapping[str, Any]) -> None:
     loaded = copy_deeply(state)
     _convert_containers(scheduler, loaded)
@@ -181,10 +162,7 @@ def load_scheduler(scheduler: Any, state: Mapping[str, Any]) -> None:
 
 
 def _convert_containers(scheduler: Any, loaded: dict[str, Any]) -> None:
-    """Convert a state's containers, in place, to the types that the scheduler has.
-
-    Do the same for the schedulers inside `SequentialLR` and `ChainedScheduler`.
-    """
+    """Convert containers in place to the scheduler's types, also for schedulers inside it."""
     for key, value in loaded.items():
         current = getattr(scheduler, key, None)
         if isinstance(current, (Counter, OrderedDict, deque)):
@@ -205,7 +183,7 @@ _PROGRESS = {
 
 def advance_state(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a scheduler's own settings with the position in `state`."""
-    current = scheduler_state(scheduler)
+    current = to_plain(scheduler.state_dict())
     # The position of other schedulers cannot be separated from their settings.
     if not type(scheduler).__module__.startswith("torch.optim."):
         rates = {"base_lrs": current["base_lrs"]} if "base_lrs" in current else {}
@@ -218,34 +196,27 @@ def advance_state(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     return advanced
 
 
-def collect_states(take: Callable[[Any], dict[str, Any]], objects: Sequence[Any]) -> dict[str, Any]:
-    """Return the state of one optimizer or scheduler, or the states of several by number."""
-    return join_parts(list(map(take, objects)))  # type: ignore[no-any-return]
-
-
 def split_state(objects: Sequence[Any], state: Any) -> list[tuple[Any, Any]]:
-    """Return optimizers or schedulers, each with its part of a state from :func:`collect_states`.
-
-    Raise StateError if the state has a different number of them.
-    """
+    """Return objects, each with its part of a state; raise StateError if their number differs."""
     return list(zip(objects, split_parts(state, len(objects)), strict=True))
 
 
 def collect_updates(
     optimizers: Sequence[Any], schedulers: Sequence[Any], names: ParameterNames
 ) -> dict[str, Any]:
-    """Return the part ``optimizer`` of a state and, if there are schedulers, ``scheduler``."""
-    take = functools.partial(optimizer_state, names=names)
-    state = {"optimizer": collect_states(take, optimizers)}
+    """Return the parts ``optimizer`` and, if any, ``scheduler`` of a state, with live tensors."""
+    states = [
+        {**to_plain(item.state_dict()), NAMES: names.list_by_group(item)} for item in optimizers
+    ]
+    collected = {"optimizer": join_parts(states)}
     if schedulers:
-        state["scheduler"] = collect_states(scheduler_state, schedulers)
-    return state
+        collected["scheduler"] = join_parts([to_plain(item.state_dict()) for item in schedulers])
+    return collected
 
 
 def load_updates(
     optimizers: Sequence[Any], schedulers: Sequence[Any], state: Mapping[str, Any]
 ) -> None:
-    """Load these parts."""
     for optimizer, part in split_state(optimizers, state["optimizer"]):
         load_optimizer(optimizer, part)
     for scheduler, part in split_state(schedulers, state.get("scheduler")):
@@ -260,50 +231,6 @@ def require_parts(state: Mapping[str, Any], parts: Mapping[str, object]) -> None
                 f"the state has {'no' if there else 'a'} {part!r}, unlike the model that build "
                 f"made: {SAME_MODEL}"
             )
-
-
-def load_clone(
-    load: Callable[[Mapping[str, Any]], None],
-    optimizers: Sequence[Any],
-    schedulers: Sequence[Any],
-    state: Mapping[str, Any],
-) -> None:
-    """See :meth:`cerebro.torch.Model.load_clone`."""
-    own_settings = [group_settings(optimizer) for optimizer in optimizers]
-    pairs = split_state(schedulers, state.get("scheduler", {}))
-    advanced = [advance_state(scheduler, part) for scheduler, part in pairs]
-    load(state)
-    for optimizer, settings in zip(optimizers, own_settings, strict=True):
-        apply_settings(optimizer, settings)
-    for scheduler, part in zip(schedulers, advanced, strict=True):
-        load_scheduler(scheduler, part)
-
-
-def gradients_of(parameters: Sequence[Any], names: ParameterNames) -> dict[str, Any]:
-    """Return the gradients of the parameters that have a gradient, by name."""
-    pairs = _name_parameters(parameters, names)
-    return {key: item.grad for key, item in pairs if item.grad is not None}
-
-
-def load_gradients(
-    parameters: Sequence[Any], state: Mapping[str, Any], names: ParameterNames
-) -> None:
-    """Set all gradients to copies of those in `state`; to None if `state` lacks them."""
-    for key, parameter in _name_parameters(parameters, names):
-        value = state.get(key)
-        parameter.grad = (
-            None if value is None else torch.as_tensor(value).to(parameter.device, copy=True)
-        )
-
-
-def _name_parameters(parameters: Sequence[Any], names: ParameterNames) -> Iterator[tuple[str, Any]]:
-    """Yield parameters with their names; those without a name are numbered."""
-    number = 0
-    for parameter in parameters:
-        name = names.name_of(parameter)
-        if name is None:
-            name, number = f"#{number}", number + 1
-        yield name, parameter
 
 
 def frozen_names(net: Any) -> set[str]:

@@ -11,6 +11,7 @@ import contextlib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from operator import is_
 from typing import Any
 
@@ -55,10 +56,15 @@ def fill(static: Batch, batch: Batch) -> None:
 
 
 def clone_value(value: Any) -> Any:
-    """Return a copy that the next replay does not overwrite."""
     if isinstance(value, tuple):
         return tuple(clone_value(item) for item in value)
     return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def detach_value(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(detach_value(item) for item in value)
+    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def copy_values(values: Mapping[str, Any]) -> Values:
@@ -71,7 +77,6 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: to
 
 
 def have_same_bits(left: Any, right: Any) -> bool:
-    """Return whether two values have the same bits."""
     if isinstance(left, tuple) and isinstance(right, tuple):
         return len(left) == len(right) and all(map(have_same_bits, left, right))
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
@@ -148,12 +153,10 @@ class Gradients:
         return [(parameter, parameter.grad) for parameter in self._parameters]
 
     def restore(self, gradients: list[tuple[Any, Any]]) -> None:
-        """Set the gradients to what :meth:`list_pairs` returned."""
         for parameter, gradient in gradients:
             parameter.grad = gradient
 
     def tensors(self) -> list[tuple[str, Any]]:
-        """Return the memory by name."""
         return [(f"the gradient of parameter {i}", t) for i, t in self._buffers.items()]
 
 
@@ -161,9 +164,6 @@ class Gradients:
 
 Tensors = tuple[Any, list[Any]]
 """A copy of tensors: one buffer, and the tensors that it does not contain."""
-
-Numbers = list[tuple[Any, Any, Any]]
-"""The numbers that optimizers keep in host memory: containers, keys and values."""
 
 
 class Listing:
@@ -173,29 +173,29 @@ class Listing:
     for each tensor, this would take longer than the step of a small network.
     """
 
-    def __init__(self, tensors: list[Any], numbers: Numbers) -> None:
+    def __init__(self, tensors: list[Any], numbers: list[tuple[Any, Any]]) -> None:
         self.tensors = tensors
-        self.numbers = [(entries, key) for entries, key, _ in numbers]
+        self.numbers = numbers
         self._forms = list(map(_form_of, tensors))
         are_dense = list(map(_is_dense, tensors))
         self._dense = [index for index, is_dense in enumerate(are_dense) if is_dense]
         self._others = [index for index, is_dense in enumerate(are_dense) if not is_dense]
         self._in_regions = [tensors[index] for index in self._dense]
-        self._spans = list(map(_span_of, self._in_regions))
+        self._spans = [self._forms[index][:2] for index in self._dense]
         self._regions = _core.Regions(self._spans)
 
-    def describes(self, tensors: list[Any], numbers: Numbers) -> bool:
+    def describes(self, tensors: list[Any], numbers: list[tuple[Any, Any]]) -> bool:
         """Return whether a state has these tensors, in the same memory, and these numbers."""
         return (
             list(map(_form_of, tensors)) == self._forms
             and len(numbers) == len(self.numbers)
             and all(
                 entries is there and key == name
-                for (entries, key, _), (there, name) in zip(numbers, self.numbers, strict=True)
+                for (entries, key), (there, name) in zip(numbers, self.numbers, strict=True)
             )
         )
 
-    def is_unchanged(self, tensors: list[Any], numbers: Numbers) -> bool:
+    def is_unchanged(self, tensors: list[Any], numbers: list[tuple[Any, Any]]) -> bool:
         """Return whether a new listing of the state would equal this one."""
         return (
             len(tensors) == len(self.tensors)
@@ -210,7 +210,6 @@ class Listing:
         return buffer, [self.tensors[index].detach().clone() for index in self._others]
 
     def restore(self, saved: Tensors) -> None:
-        """Copy what :meth:`copy_tensors` returned into the tensors."""
         buffer, others = saved
         pairs = list(zip(self._others, others, strict=True))
         if self._is_in_place():
@@ -222,10 +221,7 @@ class Listing:
                 self.tensors[index].copy_(value)
 
     def find_difference(self, saved: Tensors, other: Tensors | None = None) -> int | None:
-        """Return the index of a tensor that differs between two copies; None if none does.
-
-        Without `other`, compare a copy with the tensors.
-        """
+        """Return the index of a tensor that differs from a copy, or between two copies, or None."""
         if other is None:
             self._require_place()
             region = self._regions.differing(saved[0])
@@ -241,7 +237,7 @@ class Listing:
         return None
 
     def _is_in_place(self) -> bool:
-        return list(map(_span_of, self._in_regions)) == self._spans
+        return [(t.data_ptr(), t.nbytes) for t in self._in_regions] == self._spans
 
     def _require_place(self) -> None:
         # The memory that a tensor had before may belong to something else now.
@@ -262,10 +258,6 @@ class Listing:
 
 def _form_of(tensor: Any) -> Any:
     return tensor.data_ptr(), tensor.nbytes, tensor.shape, tensor.stride(), tensor.dtype
-
-
-def _span_of(tensor: Any) -> tuple[int, int]:
-    return tensor.data_ptr(), tensor.nbytes
 
 
 def _is_dense(tensor: Any) -> bool:
@@ -367,7 +359,6 @@ class StepState:
         return [tensor.data_ptr() for tensor in self._tensors_without_names()]
 
     def storages(self) -> list[int]:
-        """Return the addresses of the storages of all tensors."""
         return [tensor.untyped_storage().data_ptr() for tensor in self._tensors_without_names()]
 
     def _tensors(self) -> list[tuple[str, Any]]:
@@ -398,9 +389,10 @@ class StepState:
                     tensors += [v for v in entries.values() if isinstance(v, torch.Tensor)]
         return tensors + [tensor for _, tensor in self._gradients.tensors()]
 
-    def _numbers(self) -> Numbers:
+    def _numbers(self) -> list[tuple[Any, Any]]:
+        """Return the containers and keys of the numbers that optimizers keep in host memory."""
         return [
-            (entries, key, value)
+            (entries, key)
             for optimizer in self._optimizers
             for entries in optimizer.state.values()
             for key, value in _list_items(entries)
@@ -432,10 +424,8 @@ def _tensors_of(module: Any) -> list[Any]:
     parameters: dict[int, Any] = {}
     buffers: dict[int, Any] = {}
     for part in parts.values():
-        for tensors, named in ((parameters, part._parameters), (buffers, part._buffers)):
-            for tensor in named.values():
-                if tensor is not None:
-                    tensors[id(tensor)] = tensor
+        parameters |= {id(t): t for t in part._parameters.values() if t is not None}
+        buffers |= {id(t): t for t in part._buffers.values() if t is not None}
     return [*parameters.values(), *buffers.values()]
 
 
@@ -443,10 +433,7 @@ _NAMED_MODULES = torch.nn.Module.named_modules
 
 
 def _add_parts(module: Any, parts: dict[int, Any]) -> bool:
-    """Add the modules of ``module.modules()`` in its order, but several times as fast.
-
-    Return whether all of them list their parts as `torch.nn.Module` does.
-    """
+    """Add ``module.modules()`` in its order, but faster; return whether no module overrides it."""
     parts[id(module)] = module
     for child in module._modules.values():
         if child is not None and id(child) not in parts and not _add_parts(child, parts):
@@ -479,7 +466,6 @@ class Surroundings:
         self._objects, self._values = self._collect()
 
     def are_unchanged(self) -> bool:
-        """Return whether nothing has changed since."""
         objects, values = self._collect()
         return (
             values == self._values
@@ -507,15 +493,10 @@ class Surroundings:
             objects += (type(optimizer), type(optimizer).step, vars(optimizer).get("step"))
             values.append(len(optimizer._optimizer_step_pre_hooks))
             values.append(len(optimizer._optimizer_step_post_hooks))
-        values += (
-            len(torch_optimizer._global_optimizer_pre_hooks),
-            len(torch_optimizer._global_optimizer_post_hooks),
-            [
-                len(v)
-                for k, v in vars(torch_module).items()
-                if k.startswith("_global_") and k.endswith("_hooks")
-            ],
-        )
+        shared = [v for k, v in vars(torch_module).items() if fnmatchcase(k, "_global_*_hooks")]
+        shared.append(torch_optimizer._global_optimizer_pre_hooks)
+        shared.append(torch_optimizer._global_optimizer_post_hooks)
+        values.append(list(map(len, shared)))
         return objects, values
 
 

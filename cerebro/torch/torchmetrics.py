@@ -22,9 +22,7 @@ import torch
 from cerebro.errors import InputError, StateError
 
 _METRIC = ("torchmetrics.metric", "Metric")
-
 _COLLECTION = ("torchmetrics.collections", "MetricCollection")
-
 _WRAPPER = ("torchmetrics.wrappers.abstract", "WrapperMetric")
 
 _NUMBERS: dict[tuple[str, str], dict[str, float]] = {
@@ -111,8 +109,7 @@ class Metrics:
 
     def name_of(self, metric: Any) -> str | None:
         """Return the path of a metric; None if it is not among these metrics."""
-        names = (name for name, item in self._metrics.items() if item is metric)
-        return next(names, None)
+        return next((name for name, item in self._metrics.items() if item is metric), None)
 
     def metric(self, name: str) -> Any:
         """Return the metric at a path; raise StateError if the network has none there."""
@@ -167,10 +164,7 @@ class Metrics:
 
 
 def _state_of(metric: Any) -> dict[str, Any]:
-    """Return a metric's state; lists are copied, because ``reset`` empties them.
-
-    A wrapper's numbers are in it if they differ from their first values.
-    """
+    """Return a metric's state, with copies of lists, which ``reset`` empties, and its numbers."""
     values = {name: getattr(metric, name) for name in metric._defaults}
     copies = {name: list(v) if isinstance(v, list) else v for name, v in values.items()}
     numbers = {
@@ -209,8 +203,7 @@ def _set_number(metric: Any, name: str, value: Any) -> None:
 def _copy_to_device(value: Any, device: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_copy_to_device(item, device) for item in value]
-    tensor = torch.as_tensor(value)
-    return tensor.detach().to(device, copy=True)
+    return torch.as_tensor(value).detach().to(device, copy=True)
 
 
 _SECOND = {

@@ -37,8 +37,7 @@ class Updates(Part):
         self._optimizers = optimizers
         self._schedulers = schedulers
         self._scheduler_step = scheduler_step
-        self.by_batch = bool(schedulers) and scheduler_step == "batch"
-        """Whether there are schedulers that step after batches or updates."""
+        self.by_batch = bool(schedulers) and scheduler_step == "batch"  # or by update
         self._by_update = steps_by_update
         self._clip_norm = clip_norm
         self.accumulate = accumulate
@@ -48,8 +47,6 @@ class Updates(Part):
         self._windows: Iterator[int] = iter(())  # batches of each update that the unit has left
         self._window = accumulate
         self._scheduler_due = False
-
-    # --- units ----------------------------------------------------------------
 
     def begin_unit(self, sizes: Sequence[int]) -> None:
         """Begin a unit with the number of batches of each of its updates."""
@@ -65,8 +62,6 @@ class Updates(Part):
             if self._by_update and self.by_batch:
                 self.step_schedulers()
         self.catch_up()
-
-    # --- batches --------------------------------------------------------------
 
     @property
     def phase(self) -> int:
@@ -126,8 +121,6 @@ class Updates(Part):
             scaler.update()
         self._network.drop_gradients()
 
-    # --- schedulers -----------------------------------------------------------
-
     def step_schedulers(self) -> None:
         self._scheduler_due = False
         for scheduler in self._schedulers:
@@ -145,8 +138,6 @@ class Updates(Part):
                 else:  # would take the value for the epoch's number
                     scheduler.step()
 
-    # --- state ----------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         """Return the parts ``optimizer``, ``scheduler`` and ``scaler`` of a state."""
         state = collect_updates(self._optimizers, self._schedulers, self._network.names)
@@ -159,7 +150,6 @@ class Updates(Part):
         self.pending, self._scheduler_due = 0, False
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load these parts."""
         load_updates(self._optimizers, self._schedulers, state)
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])

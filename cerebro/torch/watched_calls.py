@@ -6,9 +6,8 @@ that combine a column of targets with outputs of a different shape.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -70,20 +69,15 @@ class Broadcast:
     place: str
 
 
-@dataclass
-class Calls:
-    """The recorded calls."""
+class Calls(TorchFunctionMode):  # type: ignore[misc]
+    """The calls in a block; `targets` are the batch's tensors of targets by column."""
 
-    losses: list[LossCall] = field(default_factory=list)
-    modes: list[Mode] = field(default_factory=list)
-    broadcasts: list[Broadcast] = field(default_factory=list)
-    first_input: Any = None  # of the first linear or convolutional layer
-
-
-class _Watch(TorchFunctionMode):  # type: ignore[misc]
     def __init__(self, nets: Sequence[Any], targets: Mapping[str, Any]) -> None:
         super().__init__()
-        self.calls = Calls()
+        self.losses: list[LossCall] = []
+        self.modes: list[Mode] = []
+        self.broadcasts: list[Broadcast] = []
+        self.first_input: Any = None  # of the first linear or convolutional layer
         self._nets = nets
         # Keep the tensors alive, so that their ids stay unique.
         self._targets = {id(tensor): (name, tensor) for name, tensor in targets.items()}
@@ -103,13 +97,13 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
                 trains = bool(_get_argument(args, options, 5, "training", False))
                 self._note_mode("batch norm", trains)
         elif name in PAIRED:
-            self._note_pair(args, result)
+            self._note_pair(args)
         elif name in SAME_VALUES:
             entry = self._targets.get(id(args[0])) if args else None
             if entry is not None and isinstance(result, torch.Tensor):
                 self._targets[id(result)] = (entry[0], result)
-        elif name in LAYERS and self.calls.first_input is None and args:
-            self.calls.first_input = args[0].detach()
+        elif name in LAYERS and self.first_input is None and args:
+            self.first_input = args[0].detach()
         return result
 
     def _find_column(self, tensor: Any) -> str | None:
@@ -125,10 +119,9 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
             return
         ignored = int(options.get("ignore_index", -100))
         column, place = self._find_column(target) or "", find_calling_line()
-        call = LossCall(name, output, target, column, ignored, result, place)
-        self.calls.losses.append(call)
+        self.losses.append(LossCall(name, output, target, column, ignored, result, place))
         if name.endswith(("mse_loss", "l1_loss", "huber_loss")) and _is_spread(output, target):
-            self.calls.broadcasts.append(Broadcast((_shape(output), _shape(target)), place))
+            self.broadcasts.append(Broadcast((_shape(output), _shape(target)), place))
 
     def _note_dropout(self, name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         if name == "scaled_dot_product_attention":
@@ -139,9 +132,9 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
 
     def _note_mode(self, kind: str, trains: bool) -> None:
         net_trains = any(net.training for net in self._nets)
-        self.calls.modes.append(Mode(kind, trains, net_trains, find_calling_line()))
+        self.modes.append(Mode(kind, trains, net_trains, find_calling_line()))
 
-    def _note_pair(self, args: tuple[Any, ...], result: Any) -> None:
+    def _note_pair(self, args: tuple[Any, ...]) -> None:
         if len(args) < 2 or not all(isinstance(value, torch.Tensor) for value in args[:2]):
             return
         left, right = args[:2]
@@ -151,17 +144,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         target, other = (left, right) if are_targets[0] else (right, left)
         # Without a gradient, the row may be the class numbers of a one-hot encoding.
         if other.requires_grad or target.ndim == 1:
-            self.calls.broadcasts.append(
-                Broadcast((_shape(left), _shape(right)), find_calling_line())
-            )
-
-
-@contextlib.contextmanager
-def watch_calls(nets: Sequence[Any], targets: Mapping[str, Any]) -> Iterator[Calls]:
-    """Yield the calls in the block; `targets` are the batch's tensors of targets by column."""
-    watch = _Watch(nets, targets)
-    with watch:
-        yield watch.calls
+            self.broadcasts.append(Broadcast((_shape(left), _shape(right)), find_calling_line()))
 
 
 def is_scripted(net: Any) -> bool:

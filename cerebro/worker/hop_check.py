@@ -117,7 +117,7 @@ def _measure_graph_gain(checked: _CheckedModel) -> tuple[float, float] | None:
     """Return the time of a training step as it is and with ``graph=True``; see `CheckDone.gain`."""
     if not checked.live.torch:
         return None
-    from cerebro.torch.step_gain import measure_gain
+    from cerebro.torch.diagnosis import measure_gain
 
     with generators.preserve_generators(True), warnings.catch_warnings():
         warnings.simplefilter("ignore")

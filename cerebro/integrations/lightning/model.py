@@ -35,8 +35,7 @@ from cerebro.model import (
     make_forward,
     make_getter,
 )
-from cerebro.torch.network import Network
-from cerebro.torch.outputs import TorchModel
+from cerebro.torch.network import Network, TorchModel
 from cerebro.torch.parameter_order import in_own_order
 from cerebro.torch.state import collect_updates, load_updates, require_parts
 

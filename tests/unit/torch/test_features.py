@@ -18,7 +18,7 @@ import cerebro
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from cerebro.torch import feature_plan, trunk  # noqa: E402
+from cerebro.torch import feature_plan, frozen_trunk  # noqa: E402
 from cerebro.torch.feature_plan import LayerCost, choose_layers  # noqa: E402
 from cerebro.transforms import Scale, ToCHW  # noqa: E402
 from cerebro.worker.models import make_batches  # noqa: E402
@@ -483,16 +483,16 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """A stand-in for the GPU that all trunks are said to be on."""
     gpu = Gpu()
     clock = SimpleNamespace(perf_counter=lambda: gpu.now)
-    monkeypatch.setattr(trunk, "time", clock)
+    monkeypatch.setattr(frozen_trunk, "time", clock)
     monkeypatch.setattr(feature_plan, "time", clock)
     monkeypatch.setattr(torch.cuda, "synchronize", gpu.synchronize)
-    monkeypatch.setattr(trunk.Trunk, "device", "cuda:1")
+    monkeypatch.setattr(frozen_trunk.Trunk, "device", "cuda:1")
     return gpu
 
 
 def test_a_layer_on_a_gpu_is_timed_until_it_is_computed(gpu: Gpu) -> None:
     net = nn.Sequential(Launched(gpu, 2.0), Launched(gpu, 3.0), Launched(gpu, 4.0))
-    timed = trunk.Trunk(net, ["1", "0"], "x", 1)
+    timed = frozen_trunk.Trunk(net, ["1", "0"], "x", 1)
     gpu.launch(100.0)  # by others, before the pass
     timed.measure({"x": torch.zeros(4, 2)}, timed=True)
     assert timed.order == ["0", "1"] and timed.seconds == {"0": 2.0, "1": 5.0}
@@ -507,7 +507,7 @@ def test_a_gpu_plan_counts_copy_and_compute_time(
             yield {"x": torch.zeros(10, 2)}
 
     monkeypatch.setattr(
-        trunk,
+        frozen_trunk,
         "make_derivation",
         lambda *_, **options: SimpleNamespace(batches=lambda rows, shard, copy: Loading()),
     )
@@ -523,7 +523,7 @@ def test_a_gpu_plan_counts_copy_and_compute_time(
 
 def test_a_network_on_the_cpu_waits_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("there is no GPU"))
-    timed = trunk.Trunk(make_net(), ["4", "0"], "x", 1)
+    timed = frozen_trunk.Trunk(make_net(), ["4", "0"], "x", 1)
     timed.measure({"x": torch.zeros(4, 3, 6, 6)}, timed=True)
     assert timed.order == ["0", "4"] and 0 < timed.seconds["0"] < timed.seconds["4"]
 
@@ -554,9 +554,9 @@ def test_a_model_gathers_only_the_columns_it_reads(images: cerebro.Dataset, tmp_
 def test_a_network_on_a_gpu_is_sent_through_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """And arrives on the only GPU that a worker sees. The device "meta" stands for both."""
     net = nn.Linear(3, 2).to("meta")
-    sent = trunk.Trunk(net, [""], "x", 1)
-    monkeypatch.setattr(trunk, "is_gpu", lambda name: name == "meta")
-    monkeypatch.setattr(trunk, "IN_WORKER", "cpu")
+    sent = frozen_trunk.Trunk(net, [""], "x", 1)
+    monkeypatch.setattr(frozen_trunk, "is_gpu", lambda name: name == "meta")
+    monkeypatch.setattr(frozen_trunk, "IN_WORKER", "cpu")
     moved: list[str] = []
     monkeypatch.setattr(nn.Module, "cpu", lambda self: moved.append("host") or self)
     monkeypatch.setattr(nn.Module, "to", lambda self, device: moved.append(device) or self)
@@ -575,6 +575,6 @@ def test_a_network_on_a_gpu_is_sent_through_host_memory(monkeypatch: pytest.Monk
 
 
 def test_a_network_on_the_cpu_is_sent_as_it_is() -> None:
-    sent = trunk.Trunk(make_net(), ["0", "4"], "x", 1)
+    sent = frozen_trunk.Trunk(make_net(), ["0", "4"], "x", 1)
     arrived = pickle.loads(pickle.dumps(sent))
     assert arrived.identity() == sent.identity()

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import cerebro._core as _core  # noqa: E402
-from cerebro.torch import elementwise, native_calls  # noqa: E402
+from cerebro.torch import native_calls  # noqa: E402
 from cerebro.torch.native_calls import make_native_call  # noqa: E402
 
 ATEN = torch.ops.aten
@@ -15,7 +15,7 @@ ATEN = torch.ops.aten
 
 @pytest.fixture
 def blas():
-    if not native_calls._find_sgemm():
+    if not native_calls.find_library_function("sgemm_"):
         pytest.skip("PyTorch's library does not export its BLAS")
 
 
@@ -102,8 +102,8 @@ def test_a_product_that_differs_is_left_to_pytorch(blas, monkeypatch):
 
 
 def test_a_library_without_blas(monkeypatch):
-    monkeypatch.setattr(elementwise.ctypes, "CDLL", lambda path: object())
-    assert native_calls._find_sgemm.__wrapped__() == 0
+    monkeypatch.setattr(native_calls.ctypes, "CDLL", lambda path: object())
+    assert native_calls.find_library_function.__wrapped__("sgemm_") == 0
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import cerebro  # noqa: E402
 from cerebro import _core  # noqa: E402
-from cerebro.torch import optimizer_step  # noqa: E402
+from cerebro.torch import native_calls, optimizer_step  # noqa: E402
 
 OPTIM = torch.optim
 FORMS = {
@@ -287,7 +287,7 @@ def test_another_default_type_changes_nothing(monkeypatch):
     torch.set_default_dtype(torch.float64)
     try:
         optimizer_step._has_same_bits.cache_clear()
-        optimizer_step.measure_rounding.cache_clear()
+        native_calls.measure_rounding.cache_clear()
         its = [parameter.to(torch.float32) for parameter in expected[0]]
         assert optimizer_step._has_same_bits(OPTIM.SGD, (True, False, False, True, False))
     finally:

@@ -804,7 +804,7 @@ def test_an_error_in_a_replayed_step_names_the_users_line(wrong, schedule, tmp_p
 
 @pytest.mark.filterwarnings("ignore:.*the validation rows are the training rows")
 def test_after_a_replay_that_fails_the_unit_runs_again(tmp_path, monkeypatch):
-    from cerebro.torch.recorded_program import RecordedProgram
+    from cerebro.torch.cpu_program import RecordedProgram
 
     replay, calls, failed = RecordedProgram.replay, [], []
 

@@ -16,7 +16,7 @@ import cerebro.torch  # noqa: E402
 from cerebro.data.placed import PlacedDataset  # noqa: E402
 from cerebro.errors import InputError  # noqa: E402
 from cerebro.model import Info  # noqa: E402
-from cerebro.torch.row_weights import check_column  # noqa: E402
+from cerebro.torch.objective import check_column  # noqa: E402
 from cerebro.transforms import Scale  # noqa: E402
 
 BATCHES, ROWS = 16, 8

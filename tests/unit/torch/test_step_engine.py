@@ -17,7 +17,7 @@ from torch.nn import functional  # noqa: E402
 
 import cerebro  # noqa: E402
 import cerebro.torch  # noqa: E402
-from cerebro.torch import elementwise, native_calls  # noqa: E402
+from cerebro.torch import native_calls  # noqa: E402
 from cerebro.worker.evaluate import run_batches  # noqa: E402
 from cerebro.worker.models import make_batches  # noqa: E402
 
@@ -26,9 +26,9 @@ ROWS, EPOCHS = 8, 3
 
 @pytest.fixture(autouse=True)
 def found_again():
-    elementwise.measure_rounding.cache_clear()
+    native_calls.measure_rounding.cache_clear()
     yield
-    elementwise.measure_rounding.cache_clear()
+    native_calls.measure_rounding.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -133,10 +133,12 @@ def test_each_engine_matches_ordinary_steps_for_each_network(net, engine, data, 
     is_drawn = [run for run, _, _ in program._calls if run is native_calls._draw_bernoulli]
     computes = [getattr(item, "compute", None) for item in program._items]
     products = sum(isinstance(compute, _core.MatMul) for compute in computes)
-    assert (products > 0) == (engine == "native" and native_calls._find_sgemm() != 0)
+    assert (products > 0) == (
+        engine == "native" and native_calls.find_library_function("sgemm_") != 0
+    )
     sums = sum(isinstance(compute, _core.Reduction) for compute in computes)
-    assert (sums > 0) == (engine == "native" and bool(native_calls._find_block()))
-    draws = engine == "native" and native_calls._equals_pytorch()  # not on Intel's processors
+    assert (sums > 0) == (engine == "native" and bool(native_calls._find_width()))
+    draws = engine == "native" and native_calls._draws_like_pytorch()  # not on Intel's processors
     assert len(is_drawn) == (net == "dropout" and draws)
 
 
@@ -216,13 +218,13 @@ def test_training_continues_from_a_loaded_state(data):
 
 
 def test_an_operator_that_pytorch_rounds_otherwise_is_left_to_it(data, monkeypatch, caplog):
-    other = dict(elementwise._EXAMPLES)
+    other = dict(native_calls._EXAMPLES)
     other["lerp"] = (lambda a, b, c, x: a + b * x, 2, True)
-    monkeypatch.setattr(elementwise, "_EXAMPLES", other)
+    monkeypatch.setattr(native_calls, "_EXAMPLES", other)
     with caplog.at_level(logging.INFO, "cerebro.torch"):
         model = made(True)
         assert train(model, data) == train(made(False), data)
-    assert "lerp" not in elementwise.measure_rounding().names
+    assert "lerp" not in native_calls.measure_rounding().names
     assert "PyTorch rounds lerp differently from the C core" in caplog.text
     assert model._recorded[0].refusal is None
 
@@ -309,13 +311,13 @@ def test_wrong_replays_are_refused(changed, words):
 def test_counts_of_steps_are_added_up_by_the_core():
     call = torch.ops.aten._foreach_add_.Scalar
     counts = [torch.tensor(3.0), torch.tensor(7.0)]
-    found = elementwise.make_operations(call, [counts, 1], {})
-    if "add_number" in elementwise.measure_rounding().names:
-        elementwise.Block(found, elementwise.measure_rounding()).run()
+    found = native_calls.make_operations(call, [counts, 1], {})
+    if "add_number" in native_calls.measure_rounding().names:
+        native_calls.Block(found, native_calls.measure_rounding()).run()
         assert [count.item() for count in counts] == [4.0, 8.0]
     # A setting may change, and other tensors are not counts.
-    assert elementwise.make_operations(call, [counts, 0.5], {}) is None
-    assert elementwise.make_operations(call, [[torch.zeros(2)], 1], {}) is None
+    assert native_calls.make_operations(call, [counts, 0.5], {}) is None
+    assert native_calls.make_operations(call, [[torch.zeros(2)], 1], {}) is None
 
 
 # --- random draws ---------------------------------------------------------------------
@@ -334,7 +336,7 @@ def drawn(generator, out, p):
 
 @pytest.mark.parametrize("shape", [(), (1,), (313,), (3, 7, 5), (64, 130)])
 def test_draws_match_pytorch_bit_for_bit(shape, generators):
-    if not native_calls._equals_pytorch():
+    if not native_calls._draws_like_pytorch():
         pytest.skip("on this processor, PyTorch draws with another library")
     mine, its = generators
     for p in (0.8, 0.0, 1e-12, 1.0, 0.3):
@@ -350,14 +352,14 @@ def test_draws_fill_dense_tensors_in_memory_order(generators):
     for order in ((1, 0, 2), (2, 1, 0), (0, 2, 1)):
         expected = torch.empty(4, 5, 6).permute(order).bernoulli_(0.5, generator=its)
         found = drawn(mine, torch.empty(4, 5, 6).permute(order), 0.5)
-        assert torch.equal(found, expected) == native_calls._equals_pytorch()
+        assert torch.equal(found, expected) == native_calls._draws_like_pytorch()
 
 
 def test_a_call_with_a_generator_or_another_type_is_left_to_pytorch():
     call = torch.ops.aten.bernoulli_.float
     out = torch.empty(8)
     taken = native_calls.choose_draw(call, [out, 0.5], {"generator": None})
-    assert (taken is not None) == native_calls._equals_pytorch()
+    assert (taken is not None) == native_calls._draws_like_pytorch()
     assert native_calls.choose_draw(call, [out, 0.5], {"generator": torch.Generator()}) is None
     assert native_calls.choose_draw(call, [out.double(), 0.5], {}) is None
     assert native_calls.choose_draw(call, [out[::2], 0.5], {}) is None
@@ -388,7 +390,7 @@ def test_a_processor_on_which_draws_differ_leaves_them_to_pytorch(monkeypatch):
         real(get_state, set_state, address, n, p / 2)
 
     monkeypatch.setattr(native_calls._core, "draw_bernoulli", differs)
-    assert not native_calls._equals_pytorch.__wrapped__()
+    assert not native_calls._draws_like_pytorch.__wrapped__()
 
 
 # --- whole units ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
 import cerebro  # noqa: E402
-from cerebro.torch.witness import (  # noqa: E402
+from cerebro.torch.cpu_recorder import (  # noqa: E402
     Unavailable,
     Witness,
     find_difference,

@@ -1,7 +1,7 @@
 """The formulas that PyTorch computes otherwise while a dispatch mode is active.
 
 Each function here runs forward and backward, once as it is and once recorded; its operators are
-compared as `cerebro.torch.witness` does. Those that differ are kept for each version of PyTorch in
+compared as `Witness` sees them. Those that differ are kept for each version of PyTorch in
 `watched_formulas/`. After looking at a new difference, write the list for the installed version:
 
     python tests/unit/torch/watched_formulas.py
@@ -17,8 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from cerebro.torch.cpu_recorder import Recording
-from cerebro.torch.witness import Witness, find_difference, leaves_of
+from cerebro.torch.cpu_recorder import Recording, Witness, find_difference, leaves_of
 
 FOLDER = Path(__file__).parent / "watched_formulas"
 
