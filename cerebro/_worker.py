@@ -26,7 +26,7 @@ import cloudpickle
 import cerebro._core as _core
 from cerebro.errors import CorruptDataError
 from cerebro.executors import fork_server
-from cerebro.executors.received import unpickle
+from cerebro.executors.wire import pickle_event, unpickle
 from cerebro.machine import guard
 from cerebro.machine.imports import Sources, note_imported
 from cerebro.machine.libraries import JAX
@@ -46,7 +46,6 @@ from cerebro.worker.messages import (
     UnitDone,
     UnitFailed,
 )
-from cerebro.worker.pickled import pickle_event
 from cerebro.worker.runner import UnitRunner
 from cerebro.worker.streams import CudaStream
 from cerebro.worker.user_errors import bases_of, describe

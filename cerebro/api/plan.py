@@ -26,7 +26,7 @@ from cerebro.data.given_rows import is_rows, write_given_rows
 from cerebro.data.order import EpochOrder, Shuffle, resolve_shuffle
 from cerebro.data.validation import Validation, make_validation
 from cerebro.errors import shorten_tracebacks
-from cerebro.executors.local import are_together
+from cerebro.executors.process import are_together
 from cerebro.executors.seats import SeatedShards, count_kept_bytes, place_pools
 from cerebro.executors.simulated import SimulatedRun, Simulation
 from cerebro.machine.devices import CPU, are_gpus, assign_devices, memory_of

@@ -25,7 +25,7 @@ import torch
 from streams_on_standin import BATCH, Mixer, checked, runtime
 
 import cerebro
-from cerebro.executors import watch
+from cerebro.executors import local
 from cerebro.machine import devices, turns
 from cerebro.machine.devices import Device, Found
 from cerebro.worker import streams
@@ -276,7 +276,7 @@ def shown(run: Path) -> dict[str, Any]:
 
 def main(folder: Path, ways: list[str]) -> None:
     setattr(devices, "lookup", lambda: Found(GPUS))  # noqa: B010
-    setattr(watch, "DUMP_SECONDS", 4.0)  # noqa: B010  # a busy machine may need longer to dump
+    setattr(local, "DUMP_SECONDS", 4.0)  # noqa: B010  # a busy machine may need longer to dump
     rng = np.random.default_rng(0)
     columns = {"x": rng.normal(size=(ROWS, 5)).astype(np.float32)}
     data = cerebro.shard(columns, folder / "data", shards=SHARDS, progress=False)

@@ -6,7 +6,7 @@ import pytest
 
 from cerebro.coordinator.failures import MAX_START_LOSSES, LostWorkers, failure_kind
 from cerebro.data import Column
-from cerebro.executors.watch import TaskWatch
+from cerebro.executors.local import TaskWatch
 from cerebro.machine import resources as memory
 from cerebro.machine.resources import Usage
 from cerebro.run.records import Raised, TrialRecord
