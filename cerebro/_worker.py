@@ -31,8 +31,9 @@ from cerebro.machine import guard
 from cerebro.machine.imports import Sources, note_imported
 from cerebro.machine.libraries import JAX
 from cerebro.machine.turns import Turns
-from cerebro.worker import streams
+from cerebro.worker import gpu
 from cerebro.worker.clock import STANDARD_ERROR, BeatClock, LateTasks
+from cerebro.worker.gpu import CudaStream
 from cerebro.worker.jobs import execute
 from cerebro.worker.log import flush_output, log_path, make_streams_last
 from cerebro.worker.messages import (
@@ -47,7 +48,6 @@ from cerebro.worker.messages import (
     UnitFailed,
 )
 from cerebro.worker.runner import UnitRunner
-from cerebro.worker.streams import CudaStream
 from cerebro.worker.user_errors import bases_of, describe
 
 BEAT_MILLISECONDS = 100
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> NoReturn:
     make_streams_last()
     faulthandler.enable(STANDARD_ERROR)  # a crash in C code writes its traceback to the log
     descriptors = list(map(int, arguments))
-    process = Process(Turns(streams.KEPT) if len(descriptors) > 2 else None)
+    process = Process(Turns(gpu.KEPT) if len(descriptors) > 2 else None)
     workers = []
     for socket, page in zip(descriptors[::2], descriptors[1::2], strict=True):
         connection, beat = Connection(socket), _core.BeatPage(page)
@@ -172,7 +172,7 @@ class Worker:
             )
             self._process.runners.append(self._runner)
             if self._process.turns is not None and self._stream is None:
-                self._stream = streams.open_stream(run.device)
+                self._stream = gpu.open_stream(run.device)
         except BaseException as error:  # the module that defines build may raise anything
             self._trouble = error
 

@@ -83,7 +83,6 @@ class TrainedModel:
         context: RunContext | None = None,
     ) -> LiveModel:
         """Load the model on a device, with the settings in which it computes."""
-        from cerebro.worker.epoch_progress import EpochProgress
         from cerebro.worker.models import (
             LiveModel,
             batch_device,
@@ -93,6 +92,7 @@ class TrainedModel:
             load_tree,
             make_info,
         )
+        from cerebro.worker.trial_state import EpochProgress
 
         number, config = self._record.number, self._record.config
         packed = self._saved.read_state(number, epoch)

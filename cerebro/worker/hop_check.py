@@ -330,7 +330,7 @@ class _CheckedModel:
             with generators.preserve_generators(live.torch, seed=0):
                 device = runner.device_of(live.model)
                 _, metrics = evaluate_model(live.model, loader, device=device)
-            live.progress.add_validation(metrics)
+            live.progress.validation = metrics
         self.metrics = end_epoch(live, self.epoch)
         live.generators = generators.capture(live.torch, live.cuda)
 

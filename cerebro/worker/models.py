@@ -33,12 +33,12 @@ from cerebro.machine.guard import guard_trial
 from cerebro.machine.libraries import LIBRARIES
 from cerebro.model import BaseModel, Info, check_model, read_columns
 from cerebro.run.recipe import call_build
-from cerebro.worker.epoch_progress import EpochProgress
 from cerebro.worker.evaluate import convert_metrics
+from cerebro.worker.gpu import StateArena
 from cerebro.worker.messages import MAX_LIVE_MODELS, MAX_LIVE_MODELS_ON_GPU, RunContext
 from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.read_names import Reads
-from cerebro.worker.state_arena import StateArena
+from cerebro.worker.trial_state import EpochProgress
 from cerebro.worker.user_errors import describe
 
 COLLECTED_BYTES = 256 << 20  # dropped models of this size together are freed at once
@@ -438,7 +438,8 @@ def end_epoch(live: LiveModel, epoch: int) -> dict[str, float]:
     computed = live.model.end_epoch(epoch, dict(metrics))
     if not isinstance(computed, Mapping) or not computed:
         return metrics
-    live.progress.set_training(convert_metrics(computed))
+    # These are of the whole epoch, and not means over batches.
+    live.progress.training |= {n: (value, 1.0) for n, value in convert_metrics(computed).items()}
     return live.progress.epoch_metrics()
 
 

@@ -3,7 +3,7 @@
 Every worker process has a `UnitRunner`; with ``workers=0`` the coordinator's process has one. It
 keeps models alive between units: the state of a trial that stays on its worker is packed but not
 unpacked. A process on a GPU may have several runners, each in a thread with its own stream, whose
-units overlap (`cerebro.worker.streams`). The steps of a unit:
+units overlap (`cerebro.worker.gpu`). The steps of a unit:
 
 1. take the live model, or build one, begin the epoch and load the trial's committed state;
 2. restore the trial's random generators;
@@ -49,6 +49,7 @@ from cerebro.worker.evaluate import (
     replay_recorded_steps,
     run_batches,
 )
+from cerebro.worker.gpu import StateArena
 from cerebro.worker.loaders import Loaders
 from cerebro.worker.log import append_text, log_path, redirect_descriptors, redirect_streams
 from cerebro.worker.messages import (
@@ -65,8 +66,7 @@ from cerebro.worker.messages import (
 from cerebro.worker.models import DROPPED, LiveModel, LiveModels
 from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.read_names import ReadNames, Reads
-from cerebro.worker.state_arena import StateArena
-from cerebro.worker.trial_slots import TrialSlots
+from cerebro.worker.trial_state import TrialSlots
 from cerebro.worker.trial_warnings import Watch, warn
 
 MAX_TRIES = 4  # states of a trial that are tried because their structure is new
@@ -427,7 +427,7 @@ class UnitRunner:
             device = self.device_of(live.model)
             with replay_recorded_steps(live.model, training=False):
                 result, metrics = evaluate_model(live.model, loader, self._beat, device)
-        live.progress.add_validation(metrics)
+        live.progress.validation = metrics
         loss, weight = result.sums.get("loss", (0.0, 0.0))
         if weight and not math.isfinite(loss):
             cause = self._find_cause_in_data(live, task, training=False)

@@ -28,7 +28,7 @@ import cerebro
 from cerebro.executors import local
 from cerebro.machine import devices, turns
 from cerebro.machine.devices import Device, Found
-from cerebro.worker import streams
+from cerebro.worker import gpu
 
 ROWS, SHARDS, EPOCHS, WORKERS = 240, 3, 2, 3
 GB = 10**9
@@ -68,7 +68,7 @@ class Event(standin.Event):
         super().synchronize()
 
 
-setattr(streams, "record_event", Event)  # noqa: B010
+setattr(gpu, "record_event", Event)  # noqa: B010
 
 
 def others() -> list[Any]:
