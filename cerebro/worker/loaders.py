@@ -13,7 +13,7 @@ import cerebro._core as _core
 from cerebro.data import Dataset, depots
 from cerebro.machine.devices import is_gpu
 from cerebro.model import read_columns
-from cerebro.worker.diagnosis.data import find_not_finite, summarize_texts
+from cerebro.worker.data_diagnosis import find_not_finite, summarize_texts
 from cerebro.worker.messages import RunContext
 from cerebro.worker.models import (
     Loader,

@@ -1,7 +1,7 @@
 """Notice during a run that a trial changes a number or an array that a hop would lose.
 
 The hop check before a search tries one configuration on a few batches. So after each unit the
-values of the user's own objects (see `own_numbers`) are compared with those that `build` made. This
+values of the user's own objects (see `OwnNumbers`) are compared with those that `build` made. This
 takes microseconds, and usually none differs.
 
 If one differs and is not in the state, the trial's model is built twice more, gets the trial's
@@ -24,10 +24,17 @@ from typing import Any, NamedTuple
 import cerebro._core as _core
 from cerebro.machine import generators
 from cerebro.model import get_whole_pass
-from cerebro.worker.hop_check import are_same, id_of, walk
+from cerebro.worker.contents import (
+    OwnNumbers,
+    are_equal,
+    are_same,
+    find_arrays,
+    id_of,
+    is_gathered,
+    walk,
+)
 from cerebro.worker.messages import Task, Warned
 from cerebro.worker.models import LiveModel, end_epoch
-from cerebro.worker.own_numbers import OwnNumbers, are_equal, find_arrays, is_gathered
 from cerebro.worker.runner import UnitRunner
 
 MOST_NAMED = 3

@@ -255,7 +255,7 @@ class ProcessNotes:
 
     libraries: tuple[str, ...] = ()  # the members of `LIBRARIES` that it has imported
     resident: int = 0  # its memory, in bytes; 0 if unknown
-    grown: int = 0  # by how many bytes it grew unexpectedly; see `cerebro.worker.growth`
+    grown: int = 0  # by how many bytes it grew unexpectedly; see `trial_warnings.Growth`
 
 
 @dataclass(frozen=True)

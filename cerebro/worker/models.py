@@ -33,10 +33,10 @@ from cerebro.machine.guard import guard_trial
 from cerebro.machine.libraries import LIBRARIES
 from cerebro.model import BaseModel, Info, check_model, read_columns
 from cerebro.run.recipe import call_build
+from cerebro.worker.contents import OwnNumbers
 from cerebro.worker.evaluate import convert_metrics
 from cerebro.worker.gpu import StateArena
 from cerebro.worker.messages import MAX_LIVE_MODELS, MAX_LIVE_MODELS_ON_GPU, RunContext
-from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.read_names import Reads
 from cerebro.worker.trial_state import EpochProgress
 from cerebro.worker.user_errors import describe

@@ -39,8 +39,9 @@ from cerebro.machine.flags import TORCH
 from cerebro.machine.libraries import apply_settings, begin_run, present_settings, restore_settings
 from cerebro.run.records import strip_study
 from cerebro.run.states import CloneOf, read_state
-from cerebro.worker import growth, models, user_errors
+from cerebro.worker import models, user_errors
 from cerebro.worker.clock import TaskClock
+from cerebro.worker.contents import OwnNumbers
 from cerebro.worker.evaluate import (
     RecordedStepDiffers,
     end_training,
@@ -64,10 +65,9 @@ from cerebro.worker.messages import (
     UnitSums,
 )
 from cerebro.worker.models import DROPPED, LiveModel, LiveModels
-from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.read_names import ReadNames, Reads
 from cerebro.worker.trial_state import TrialSlots
-from cerebro.worker.trial_warnings import Watch, warn
+from cerebro.worker.trial_warnings import Watch, measure_growth, warn
 
 MAX_TRIES = 4  # states of a trial that are tried because their structure is new
 ASIDE_SECONDS = 60.0  # for a comparison of models, in addition to the unit's own limit
@@ -255,9 +255,7 @@ class UnitRunner:
         file = None
         if metrics is not None:
             file = self.slots.save(task, self.context.folders.states, state_hash)
-        grown = growth.measure_unexplained(
-            unit.before, after, loaded=unit.loaded, state_bytes=live.state_bytes
-        )
+        grown = measure_growth(unit.before, after, loaded=unit.loaded, state_bytes=live.state_bytes)
         libraries = tuple(name for name in LIBRARIES if name in sys.modules)
         return UnitDone(
             worker=self.worker,

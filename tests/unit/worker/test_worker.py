@@ -18,7 +18,7 @@ from cerebro.executors.wire import pickle_event
 from cerebro.machine import turns
 from cerebro.run.settings import Batches, Exactness, Limits
 from cerebro.worker import jobs, models
-from cerebro.worker.hop_check import is_array, walk
+from cerebro.worker.contents import is_array, walk
 from cerebro.worker.messages import (
     CheckDone,
     CheckTask,
