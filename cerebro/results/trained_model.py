@@ -92,7 +92,6 @@ class TrainedModel:
             load_tree,
             make_info,
         )
-        from cerebro.worker.trial_state import EpochProgress
 
         number, config = self._record.number, self._record.config
         packed = self._saved.read_state(number, epoch)
@@ -111,8 +110,8 @@ class TrainedModel:
         with generators.reserve_generators(_torch_imported()), settings_of_run(context.libraries):
 
             def build_live() -> LiveModel:
-                parts = build_model(context, number, config, info)
-                return LiveModel(*parts, progress=EpochProgress(), libraries=present_settings())
+                parts = build_model(context, config, info)
+                return LiveModel(*parts, libraries=present_settings())
 
             def load(live: LiveModel) -> None:
                 load_tree(live, packed, batch_device(live.model, device))

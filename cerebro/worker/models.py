@@ -17,7 +17,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import cerebro._core as _core
 from cerebro.data import Dataset, depots
@@ -142,7 +142,6 @@ class LiveModels:
 
 def build_model(
     context: RunContext,
-    trial: int,
     config: Mapping[str, Any],
     info: Info,
     given: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
@@ -202,7 +201,6 @@ def build_model(
 
 def build_and_note(
     context: RunContext,
-    trial: int,
     config: Mapping[str, Any],
     info: Info,
     reads: Reads,
@@ -214,7 +212,7 @@ def build_and_note(
     been logged.
     """
     try:
-        built = build_model(context, trial, config, info, reads.note_reads)
+        built = build_model(context, config, info, reads.note_reads)
     except Exception as error:
         if not reads.may_have_caused(error):
             raise
@@ -227,7 +225,7 @@ def build_and_note(
     DROPPED.add(None)
     DROPPED.free()
     with output:
-        return build_model(context, trial, config, info)
+        return build_model(context, config, info)
 
 
 def make_info(
@@ -459,20 +457,14 @@ def load_tree(
     live: LiveModel, buffer: Any, device: str = "cpu", arena: StateArena | None = None
 ) -> None:
     """Load a packed state into a live model on `device`."""
+    tree: Any = None
     if device != "cpu":
         tree = _core.unpack_state(buffer, "torch", copy=None)  # only read: the arena makes the copy
-        load_parts(live, (arena or StateArena()).to_device(tree, device))
-        return
-    framework: Literal["torch", "numpy"] = "torch" if live.torch else "numpy"
-    tree = None
-    if getattr(live.model, "loads_in_place", False):
+        tree = (arena or StateArena()).to_device(tree, device)
+    elif getattr(live.model, "loads_in_place", False):
         tree = _core.load_into(buffer, pack_tree(live))  # None if the states' layouts differ
     if tree is None:
-        tree = _core.unpack_state(buffer, framework)
-    load_parts(live, tree)
-
-
-def load_parts(live: LiveModel, tree: Mapping[str, Any]) -> None:
+        tree = _core.unpack_state(buffer, "torch" if live.torch else "numpy")
     live.model.load_state_dict(tree["model"])
     live.structure = describe_structure(tree["model"])
     live.generators = tree["generators"]
@@ -506,15 +498,11 @@ def hash_parameter_order(model: Any) -> str:
 
 
 def _list_parts(value: Any, path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    if isinstance(value, Mapping):
-        for key, child in value.items():
+    if isinstance(value, (Mapping, list, tuple)):
+        for key, child in value.items() if isinstance(value, Mapping) else enumerate(value):
             if key == _NAMES:
                 yield f"{path}: {sorted(sorted(map(str, names)) for names in child)}", ()
             elif isinstance(child, (Mapping, list, tuple)) or hasattr(child, "shape"):
                 yield from _list_parts(child, f"{path}/{key}")
-    elif isinstance(value, (list, tuple)):
-        for place, child in enumerate(value):
-            if isinstance(child, (Mapping, list, tuple)) or hasattr(child, "shape"):
-                yield from _list_parts(child, f"{path}/{place}")
     elif hasattr(value, "shape"):
         yield path, tuple(value.shape)

@@ -505,10 +505,10 @@ class UnitRunner:
             device=context.device,
         )
         if reads is None:
-            model, torch = models.build_model(context, trial, config, info)
+            model, torch = models.build_model(context, config, info)
         else:
             silent = self.redirect_output(None)
-            model, torch = models.build_and_note(context, trial, config, info, reads, silent)
+            model, torch = models.build_and_note(context, config, info, reads, silent)
         self._clock.note_built()
         if not self._tried and is_gpu(where := self.device_of(model)):
             self._try_device(where)
@@ -516,13 +516,12 @@ class UnitRunner:
             model.stop_recording()
         self.warnings.take_filters()  # build may have imported the filters' categories
         cuda = torch and (is_gpu(self.context.device) or generators.uses_cuda(model))
-        state = generators.capture(torch, cuda)
         return LiveModel(
             model,
             torch,
             cuda,
             epochs=epochs,
-            generators=state,
+            generators=generators.capture(torch, cuda),
             libraries=present_settings(),
             own_numbers=OwnNumbers(model),
         )
@@ -549,13 +548,14 @@ class UnitRunner:
     def load_anew(self, live: LiveModel, task: Task, packed: Any, epoch: int) -> LiveModel:
         """Load a state of `epoch` into a trial's model; see `load_or_rebuild`."""
 
+        def load(live: LiveModel) -> None:
+            self.load_packed(live, packed)
+
         def rebuild() -> LiveModel:
             with self.redirect_output(None):
                 return self._build_for(task)
 
-        return models.load_or_rebuild(
-            live, lambda model: self.load_packed(model, packed), rebuild, epoch
-        )
+        return models.load_or_rebuild(live, load, rebuild, epoch)
 
     def _load_clone(self, live: LiveModel, task: Task, clone_of: CloneOf) -> LiveModel:
         """Load the model state of another trial into a new trial, but not its generators."""
@@ -590,13 +590,12 @@ class UnitRunner:
 
         With `strict`, such an operation raises an error for `tolerates`.
         """
-        context = self.context
-        with context.exactness.compute_on(context.device, strict=strict):
-            if not context.exactness.may_be_inexact_on(context.device):
-                yield
-                return
-            with flags.note_operations(set() if not_exact is None else not_exact):
-                yield
+        exactness, device = self.context.exactness, self.context.device
+        notes: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if exactness.may_be_inexact_on(device):
+            notes = flags.note_operations(set() if not_exact is None else not_exact)
+        with exactness.compute_on(device, strict=strict), notes:
+            yield
 
     def tolerates(self, error: BaseException, not_exact: set[str]) -> bool:
         """Return whether the work may run again without `strict`; add the operation's name."""
@@ -608,9 +607,7 @@ class UnitRunner:
     def copy_to_host(self, live: LiveModel) -> dict[str, Any]:
         """Return a trial's state in host memory; tensors on a GPU are copied."""
         tree = models.pack_tree(live)
-        if self.device_of(live.model) == "cpu":
-            return tree
-        return self._arena.to_host(tree)  # type: ignore[no-any-return]
+        return tree if self.device_of(live.model) == "cpu" else dict(self._arena.to_host(tree))
 
     def load_packed(self, live: LiveModel, buffer: Any) -> None:
         """Load a packed state into a live model, on the model's device."""
@@ -643,12 +640,10 @@ class UnitRunner:
         """Make the next unit restore its generators, even if the trial is the same."""
         self._last_trial = None
 
-    @contextlib.contextmanager
-    def redirect_output(self, trial: int | None) -> Iterator[None]:
+    def redirect_output(self, trial: int | None) -> contextlib.AbstractContextManager[None]:
         """Redirect output to the trial's log; without a trial, discard it."""
         path = log_path(self.context.folders.logs, trial)
-        with redirect_descriptors(path) if self._own_process else redirect_streams(path):
-            yield
+        return redirect_descriptors(path) if self._own_process else redirect_streams(path)
 
     def close(self) -> None:
         """Release models, loaders, mapped files and cached GPU memory."""
