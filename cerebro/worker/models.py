@@ -14,7 +14,6 @@ import contextlib
 import gc
 import hashlib
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,37 +90,24 @@ class LiveModel:
         return 3 * max(1, self.state_bytes) + int(getattr(self.model, "held_bytes", 0))
 
 
-class LiveModels:
+class LiveModels(dict[int, LiveModel]):
     """The models that a worker keeps between units, the least recently used first."""
 
     def __init__(self, context: RunContext) -> None:
+        super().__init__()
         self._context = context
-        self._models: OrderedDict[int, LiveModel] = OrderedDict()
         self._untold: set[int] = set()  # trials whose models were dropped for another worker's unit
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._models)
-
-    def get(self, trial: int) -> LiveModel | None:
-        return self._models.get(trial)
-
-    def add(self, trial: int, live: LiveModel) -> None:
-        self._models[trial] = live
-
-    def take(self, trial: int) -> None:
-        """Remove a model that is in use: it is added again once its state is right."""
-        self._models.pop(trial, None)
-
     def drop(self, trial: int) -> None:
-        live = self._models.pop(trial, None)
+        live = self.pop(trial, None)
         if live is not None:
             # Without a state, its first unit has failed.
             DROPPED.add(live.held_bytes if live.state_bytes else None)
 
     def make_room(self) -> None:
         """Drop all models; the next `drop_least_used` returns their trials, too."""
-        self._untold.update(self._models)
-        self._models.clear()
+        self._untold.update(self)
+        self.clear()
 
     def drop_least_used(self, current: int) -> tuple[int, ...]:
         """Drop the least recently used models; return all trials whose models are gone."""
@@ -130,9 +116,9 @@ class LiveModels:
         limit = context.limits.live_models
         if limit is None:
             most = MAX_LIVE_MODELS_ON_GPU if is_gpu(context.device) else MAX_LIVE_MODELS
-            limit = max(1, min(most, context.share.live_bytes // self._models[current].held_bytes))
-        while len(self._models) > limit:
-            gone.append(next(iter(self._models)))
+            limit = max(1, min(most, context.share.live_bytes // self[current].held_bytes))
+        while len(self) > limit:
+            gone.append(next(iter(self)))
             self.drop(gone[-1])
         return tuple(gone)
 

@@ -463,7 +463,7 @@ class UnitRunner:
                     live.position = 0
             else:
                 apply_settings(live.libraries)
-            self.models.take(task.trial)
+            self.models.pop(task.trial, None)  # until its state is right
             if live.position != task.position:
                 with self.use_settings():
                     if task.step > 0 and (built or live.progress.epoch != task.epoch):
@@ -476,7 +476,7 @@ class UnitRunner:
         others = turns.is_shared() or not self._own_process  # they also use the generators
         if loaded or task.trial != last or others:
             generators.restore(live.generators)
-        self.models.add(task.trial, live)
+        self.models[task.trial] = live
         return live, loaded, built
 
     def _build_for(self, task: Task) -> LiveModel:

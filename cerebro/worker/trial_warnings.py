@@ -192,12 +192,18 @@ def show_finding(finding: Finding, build: Callable[..., Any], prefix: str = "") 
 
     The user's filters may hide the warning, but cannot make it an error that ends the search.
     """
+    if not finding.place:
+        warn_at_build(f"{prefix}{finding}", build)
+        return
+    file, _, line = finding.place.rpartition(":")
+    _show_text(f"{prefix}{finding}", file, int(line))
+
+
+def warn_at_build(text: str, build: Callable[..., Any]) -> None:
+    """Warn at the line of `build`, as `warn` does."""
     code = getattr(build, "__code__", None)
-    file, line = getattr(code, "co_filename", "cerebro"), getattr(code, "co_firstlineno", 1)
-    if finding.place:
-        file, _, number = finding.place.rpartition(":")
-        line = int(number)
-    _show_text(f"{prefix}{finding}", file, line)
+    line = getattr(code, "co_firstlineno", 1)
+    _show_text(text, getattr(code, "co_filename", "cerebro"), line)
 
 
 def warn(text: str) -> None:
