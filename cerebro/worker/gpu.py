@@ -16,7 +16,6 @@ has its own stream and arena, and does not wait for their work.
 from __future__ import annotations
 
 import math
-import os
 import sys
 import warnings
 from collections import deque
@@ -30,7 +29,7 @@ from cerebro.errors import one_line
 from cerebro.machine import cuda, flags, generators, turns
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.imports import find_whole_module
-from cerebro.worker.log import flush_output
+from cerebro.worker.log import SavedDescriptors
 from cerebro.worker.trial_warnings import forget_shown
 
 AHEAD = 4  # the most batches of a unit whose work may wait on its stream
@@ -115,25 +114,6 @@ def open_stream(device: str) -> CudaStream | None:
     return None
 
 
-class _Descriptors:
-    """Copies of standard output and error, which point to the log of a trial."""
-
-    def __init__(self) -> None:
-        flush_output()
-        self._copies: list[int] = []
-        for descriptor in (1, 2):
-            self._copies.append(os.dup(descriptor))
-
-    def __call__(self) -> None:
-        flush_output()
-        for descriptor, copy in zip((1, 2), self._copies, strict=True):
-            os.dup2(copy, descriptor)
-
-    def __del__(self) -> None:
-        for copy in self._copies:
-            os.close(copy)
-
-
 def _keep_cuda_generator() -> turns.PutBack:
     torch = find_whole_module("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -155,7 +135,7 @@ def _keep_warnings() -> turns.PutBack:
 
 
 KEPT: tuple[turns.Keep, ...] = (
-    _Descriptors,
+    SavedDescriptors,
     lambda: generators.make_restorer("torch" in sys.modules, cuda=False),
     _keep_cuda_generator,
     _keep_warnings,

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import io
 import logging
 import os
@@ -29,6 +28,7 @@ from cerebro.machine.files import explain_storage_errors, open_plain
 
 _NOWHERE = Path(os.devnull)
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+_C_LIBRARY = ctypes.CDLL(None)
 
 
 def log_path(folder: str, trial: int | None) -> Path:
@@ -106,27 +106,41 @@ def make_streams_last() -> None:
         _lasting[name] = stream
 
 
+class SavedDescriptors:
+    """Copies of descriptors 1 and 2; a call points the descriptors there again."""
+
+    def __init__(self) -> None:
+        flush_output()
+        self._copies: list[int] = []
+        for descriptor in (1, 2):
+            self._copies.append(os.dup(descriptor))
+
+    def __call__(self) -> None:
+        flush_output()
+        for descriptor, copy in zip((1, 2), self._copies, strict=True):
+            os.dup2(copy, descriptor)
+
+    def __del__(self) -> None:
+        for copy in self._copies:
+            os.close(copy)
+
+
 @contextlib.contextmanager
 def redirect_descriptors(path: Path) -> Iterator[None]:
     """Redirect file descriptors 1 and 2 of this process to the end of a file."""
-    with contextlib.ExitStack() as opened:
-        with explain_storage_errors(), os.fdopen(open_plain(path, APPEND), "ab", 0) as log:
-            saved = []
-            for descriptor in (1, 2):
-                saved.append(os.dup(descriptor))
-                opened.callback(os.close, saved[-1])
-            flush_output()
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-        try:
-            yield
-        finally:
-            flush_output()
-            for name, stream in _lasting.items():  # in place of those that a trial has put there
-                # Another one may close its descriptor now, if it is freed.
-                setattr(sys, name, stream)
-            for descriptor, before in zip((1, 2), saved, strict=True):
-                os.dup2(before, descriptor)
+    with explain_storage_errors(), os.fdopen(open_plain(path, APPEND), "ab", 0) as log:
+        put_back = SavedDescriptors()
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        flush_output()
+        for name, stream in _lasting.items():  # in place of those that a trial has put there
+            # Another one may close its descriptor now, if it is freed.
+            setattr(sys, name, stream)
+        put_back()
+        del put_back
 
 
 def flush_output() -> None:
@@ -135,12 +149,7 @@ def flush_output() -> None:
         # A trial may have closed or replaced a stream.
         with contextlib.suppress(Exception):
             stream.flush()
-    load_c_library().fflush(None)  # C's own streams, all of them
-
-
-@functools.cache
-def load_c_library() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
+    _C_LIBRARY.fflush(None)  # C's own streams, all of them
 
 
 # --- in the user's process ----------------------------------------------------
