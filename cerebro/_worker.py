@@ -35,7 +35,7 @@ from cerebro.worker import gpu
 from cerebro.worker.clock import STANDARD_ERROR, BeatClock, LateTasks
 from cerebro.worker.gpu import CudaStream
 from cerebro.worker.jobs import execute
-from cerebro.worker.log import flush_output, log_path, make_streams_last
+from cerebro.worker.log import NOWHERE, flush_output, log_path, make_streams_last
 from cerebro.worker.messages import (
     CheckDone,
     Event,
@@ -180,8 +180,9 @@ class Worker:
         """Run a task and answer it, unless the unit that it continues has not succeeded."""
         if isinstance(task, Task) and not task.may_follow(self._done):
             return
-        run = None if self._runner is None else self._runner.context
-        log = log_path(run.folders.logs, task.trial) if run and isinstance(task, Task) else None
+        log = NOWHERE
+        if self._runner is not None and isinstance(task, Task):
+            log = log_path(self._runner.context.folders.logs, task.trial)
         self._clock.begin(log)
         try:
             event = self._make_event(task)

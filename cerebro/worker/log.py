@@ -26,14 +26,14 @@ from typing import Any, TextIO
 
 from cerebro.machine.files import explain_storage_errors, open_plain
 
-_NOWHERE = Path(os.devnull)
+NOWHERE = Path(os.devnull)
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 _C_LIBRARY = ctypes.CDLL(None)
 
 
 def log_path(folder: str, trial: int | None) -> Path:
     """Return the path of a trial's log, or of the null device without a trial."""
-    return _NOWHERE if trial is None else Path(f"{folder}/{trial}.log")
+    return NOWHERE if trial is None else Path(f"{folder}/{trial}.log")
 
 
 def append_text(path: Path, text: str) -> None:
