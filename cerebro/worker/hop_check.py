@@ -80,13 +80,8 @@ def check_hop(
     done = CheckDone(runner.worker, (), model=facts, read=read)
     try:
         hopped = straight.build_again()
-        problems = _find_hop_problems(
-            straight,
-            hopped,
-            packed,
-            not_exact,
-            further=thorough or runner.context.limits.epochs > 1,
-        )
+        further = thorough or runner.context.limits.epochs > 1
+        problems = _find_hop_problems(straight, hopped, packed, not_exact, further=further)
     except Exception as error:
         if runner.tolerates(error, set(not_exact)):
             raise  # the check runs again, without `strict`
@@ -97,7 +92,7 @@ def check_hop(
     findings = diagnose(
         hopped.live,
         functools.partial(hopped.load, packed),
-        functools.partial(hopped.batch, 0),
+        hopped.make_first_batch,
         *runner.context.views(0),
         thorough=thorough,
     )
@@ -116,7 +111,7 @@ def _measure_graph_gain(checked: _CheckedModel) -> tuple[float, float] | None:
     with generators.preserve_generators(True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return measure_gain(checked.live.model, checked.batch(0))
+            return measure_gain(checked.live.model, checked.make_first_batch())
         except Exception:
             return None
 
@@ -289,9 +284,8 @@ class _CheckedModel:
             and are_equal(self.own.built.get(path), hopped.own.built.get(path))
         ]
 
-    def batch(self, half: int) -> Any:
-        """Return the first batch that ``train(half)`` trains on."""
-        return next(self._make_batches(half))
+    def make_first_batch(self) -> Any:
+        return next(self._make_batches(0))
 
     def pack_state(self) -> Any:
         return _core.pack_state(self.runner.copy_to_host(self.live))
