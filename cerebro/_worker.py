@@ -88,18 +88,15 @@ class Process:
 
     def __init__(self, turns: Turns | None = None) -> None:
         self.turns = turns
-        self._context: tuple[bytes, RunContext] | None = None
+        self.context: tuple[bytes, RunContext] | None = None  # of the run, and its pickle
         self.late = None if turns is None else LateTasks()
         self.runners: list[UnitRunner] = []
 
     def open_context(self, context: bytes) -> RunContext:
         """Return an unpickled context: the same object for all workers, which share its shards."""
-        if self._context is None or self._context[0] != context:
-            self._context = context, unpickle(context)
-        return self._context[1]
-
-    def forget(self) -> None:
-        self._context = None
+        if self.context is None or self.context[0] != context:
+            self.context = context, unpickle(context)
+        return self.context[1]
 
 
 class Worker:
@@ -212,7 +209,7 @@ class Worker:
             self._process.runners.remove(self._runner)
             self._runner = None
         self._trouble = None
-        self._process.forget()
+        self._process.context = None
 
 
 def leave() -> NoReturn:

@@ -205,7 +205,7 @@ threads, seed, shuffle, stagger, live_models, devices, workers_per_device
     )
     train, validation = views.get_views(0)
     order = settings.batches.make_order(train, settings.exactness.seed)
-    places, resident = SeatedShards(0, []), 0
+    places, resident = SeatedShards(), 0
     if are_gpus(the_devices):
         seated = assign_devices(the_devices, count)
         data, together = (views.train, views.held_out, seated), are_together(seated)

@@ -2,21 +2,14 @@
 
 Each worker is ``python -m cerebro._worker``, or a fork of this program after it has imported only
 PyTorch (`cerebro.executors.fork_server`). It is connected by an inherited socket, so no port and no
-``__main__`` guard is needed, and it imports from the parent only what its tasks need. Messages are
-pickles, sent only between a process and its children. If the coordinator is gone, its workers end
-themselves and all processes that their trials started. Ctrl-C reaches only the coordinator, because
-each worker leads a new session.
+``__main__`` guard is needed, and it imports from the parent only what its tasks need. If the
+coordinator is gone, its workers end themselves and all processes that their trials started. Ctrl-C
+reaches only the coordinator, because each worker leads a new session.
 
 The executor notices the end of a worker at once. `Watchdog` finds workers that are stopped or
 hang, and units that take too long. A worker is killed and reaped before its loss is reported, so
-that no two workers have the same unit.
-
-If ``CEREBRO_GPU_STREAMS`` is 1, the workers of a GPU are threads of one process, whose units
-overlap there (`cerebro.machine.turns`). If it dies, its workers are lost and replaced together.
-
-Workers that end a run normally stay warm for the next run of the same process, because importing
-PyTorch again can take longer than a search. A worker is ended instead if a file that it has
-imported was edited afterwards.
+that no two workers have the same unit. If the workers of a GPU are threads of one process, whose
+units overlap there (`cerebro.machine.turns`), they are lost and replaced together.
 """
 
 from __future__ import annotations
@@ -270,7 +263,7 @@ class LocalExecutor:
         self._starter = Starter(threads, self._seats, fresh=fresh, fork=fork)
         self._listener = Listener()
         self._watchdog = Watchdog(silence)
-        self._places = SeatedShards(0, [])
+        self._places = SeatedShards()
         self._workers: dict[int, WorkerProcess] = {}
         self._queued: dict[int, Task] = {}  # by busy worker: the task after its task
         self._events: list[Event] = []  # events that are not returned yet

@@ -150,9 +150,8 @@ class RunContext:
 
     def check_files(self) -> None:
         """Raise CorruptDataError, which names the file, if a data file was truncated or removed."""
-        for view in (self.train, self.validation):
-            for shard in range(0 if view is None else view.num_shards):
-                assert view is not None
+        for view in [self.train] if self.validation is None else [self.train, self.validation]:
+            for shard in range(view.num_shards):
                 view.shards.check_sizes(shard)
 
 

@@ -647,8 +647,7 @@ class UnitRunner:
 
     def close(self) -> None:
         """Release models, loaders, mapped files and cached GPU memory."""
-        self.models.make_room()
+        self.make_room()
         self._arena = StateArena()
-        self.loaders.close()
         self.slots.close_all()
         models.give_back_memory(self.context.device)
