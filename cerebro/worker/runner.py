@@ -30,7 +30,7 @@ import cerebro._core as _core
 from cerebro.arguments import MAX_INT32, check_whole_number
 from cerebro.data import depots
 from cerebro.data.order import mix_in_order
-from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
+from cerebro.errors import StateError, UnitCancelled, text_of
 from cerebro.machine import device_check, flags, generators, turns
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import is_gpu, is_short_of_gpu_memory
@@ -197,9 +197,7 @@ class UnitRunner:
             kind = "cancelled"
         elif isinstance(error, Diverged):
             kind = "diverged"
-        elif isinstance(error, CorruptDataError) or user_errors.names_data(
-            error, self.context.train, self.context.validation
-        ):
+        elif user_errors.is_about_data(error, self.context.train, self.context.validation):
             kind = "data"
         elif self._own_process and (isinstance(error, ExhaustedError) or self.has_lost_gpu()):
             kind = "worker"
