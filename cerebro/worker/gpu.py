@@ -296,7 +296,6 @@ def _map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _make_like(container: Any, items: Any) -> Any:
-    """Return a container of the same type with other items."""
     try:
         return type(container)(items)
     except TypeError:  # packing refuses such a container, and names the allowed types

@@ -139,13 +139,14 @@ def _find_hop_problems(
     if not_exact or context.exactness.varies_on(context.device):
         return []  # no two runs are equal, so a hop cannot be checked
     if straight.is_of_few_batches:  # nothing was trained after the hop
-        problems = _find_problems_after_epoch(straight)
+        problems = _find_problems_of_next_epoch(straight, of_few_batches=True)
     else:
         problems = find_differences(straight, hopped)
         if problems and _differs_from_itself(straight):
             return [_NOT_DETERMINISTIC]
-    if further and not problems:
-        return _find_problems_between_epochs(straight)
+    # Without epochs of its own, the model's state lacks nothing between them.
+    if further and not problems and _has_own_epochs(straight.live.model):
+        return _find_problems_of_next_epoch(straight, of_few_batches=False)
     return problems
 
 
@@ -157,51 +158,39 @@ def _differs_from_itself(straight: _CheckedModel) -> bool:
     return again.hash_state() != straight.hash_state()
 
 
-def _find_problems_after_epoch(straight: _CheckedModel) -> list[str]:
-    """Compare with a hop between two epochs, for data of few batches."""
+def _find_problems_of_next_epoch(straight: _CheckedModel, *, of_few_batches: bool) -> list[str]:
+    """Train in the next epoch with and without a hop before it, and compare.
+
+    For data of few batches this is the only comparison, so the epoch is also validated, and lost
+    values count even if nothing depends on them yet.
+    """
+
+    def train(model: _CheckedModel) -> _CheckedModel:
+        model.train(0, epoch=epoch)
+        if of_few_batches:
+            model.validate()
+        return model
 
     def train_hopped() -> _CheckedModel:
         hopped = straight.build_again()
-        hopped.hop_to(before)
-        hopped.train(0, epoch=1)
-        hopped.validate()
-        return hopped
+        if of_few_batches:
+            hopped.hop_to(packed)
+        else:
+            hopped.load(packed)
+        return train(hopped)
 
-    try:
-        before = straight.pack_state()
-        straight.train(0, epoch=1)
-        straight.validate()
-        hopped = train_hopped()
-        problems = find_differences(straight, hopped)
-        if problems and hopped.hash_state() != train_hopped().hash_state():
-            return [_NOT_DETERMINISTIC]
-        return problems
-    except Exception:  # the model may have been made for one epoch
-        return []
-
-
-def _find_problems_between_epochs(straight: _CheckedModel) -> list[str]:
-    """Begin the next epoch with and without a hop before it; return the problems."""
-
-    def train_hopped() -> _CheckedModel:
-        hopped = straight.build_again()
-        hopped.load(packed)
-        hopped.train(0, epoch=epoch)
-        return hopped
-
-    if not _has_own_epochs(straight.live.model):
-        return []  # then the state lacks nothing here
     try:
         packed, epoch = straight.pack_state(), straight.epoch + 1
-        straight.train(0, epoch=epoch)
+        train(straight)
         hopped = train_hopped()
         state_hash = hopped.hash_state()
-        if state_hash == straight.hash_state():
+        if state_hash == straight.hash_state() and not of_few_batches:
             return []  # if a counter is lost, nothing depends on it
-        if state_hash != train_hopped().hash_state():
-            return []  # the epochs are not deterministic
-        return find_differences(straight, hopped)
-    except Exception:  # after a few batches, it may need a whole epoch
+        problems = find_differences(straight, hopped)
+        if problems and state_hash != train_hopped().hash_state():
+            return [_NOT_DETERMINISTIC] if of_few_batches else []
+        return problems
+    except Exception:  # the model may have been made for one epoch, or need whole epochs
         return []
 
 
@@ -375,7 +364,6 @@ def find_differences(straight: _CheckedModel, hopped: _CheckedModel) -> list[str
 
 
 def _read_layouts(leaves: Iterable[tuple[str, Any]]) -> dict[str, Layout]:
-    """Return the layouts of the NumPy arrays and PyTorch tensors by their paths."""
     layouts = {}
     for path, value in leaves:
         strides = _read_strides(value)

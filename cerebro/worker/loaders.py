@@ -105,7 +105,6 @@ class Loaders:
         return data
 
     def _find_fitting_columns(self, model: Any, read: list[str] | None) -> list[str] | None:
-        """Return the columns of validation batches; see `find_fitting_columns`."""
         train, validation = self._context.train, self._context.validation
         assert validation is not None
         key = None if read is None else tuple(read)

@@ -258,7 +258,6 @@ class SwitchedStream(io.TextIOBase):
         return contextlib.nullcontext() if self._path is None else explain_storage_errors()
 
     def _point_descriptor(self) -> None:
-        """Have the descriptor point where writes go."""
         candidates = [self.target()]
         if self._path is None:
             candidates.append(getattr(sys, f"__{self._name}__"))

@@ -363,7 +363,6 @@ class UnitRunner:
         return True
 
     def _compute(self, live: LiveModel, task: Task) -> UnitSums:
-        """Train or evaluate the model for a task; return the metrics as sums."""
         live.progress.begin_unit(task.epoch, task.step)
         if task.step == 0 and hasattr(live.model, "begin_epoch"):
             live.model.begin_epoch(task.epoch)
