@@ -258,16 +258,13 @@ class SwitchedStream(io.TextIOBase):
         return contextlib.nullcontext() if self._path is None else explain_storage_errors()
 
     def _point_descriptor(self) -> None:
-        candidates = [self.target()]
-        if self._path is None:
-            candidates.append(getattr(sys, f"__{self._name}__"))
-        for stream in candidates:
-            with contextlib.suppress(AttributeError, OSError, ValueError):
-                os.dup2(stream.fileno(), self._descriptor, inheritable=False)  # type: ignore[union-attr]
-                self._pointed = _identify_file(self._descriptor)
-                return
+        own = getattr(sys, f"__{self._name}__") if self._path is None else None
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
-            os.dup2(nowhere.fileno(), self._descriptor, inheritable=False)
+            streams: list[Any] = [self.target(), own, nowhere]
+            for stream in streams:
+                with contextlib.suppress(AttributeError, OSError, ValueError):
+                    os.dup2(stream.fileno(), self._descriptor, inheritable=False)
+                    break
         self._pointed = _identify_file(self._descriptor)
 
     @contextlib.contextmanager
