@@ -243,7 +243,7 @@ class LocalExecutor:
     an earlier run. A busy worker counts as lost after `silence` seconds without a heartbeat, which
     shows only that the process can run; `unit_timeout` limits the time of a unit. `seats` has the
     GPU of each worker, or None for the CPU; a replacement takes the seat of the lost worker. `fork`
-    allows forking workers without a GPU; see `cerebro.executors.forked`.
+    allows forking workers without a GPU; see `cerebro.executors.fork_server`.
     """
 
     def __init__(
