@@ -24,14 +24,8 @@ from cerebro.data.dtypes import Array
 from cerebro.machine import dynamo, generators
 from cerebro.model import BaseModel, Words, column_names, get_whole_pass, words_of
 from cerebro.report.findings import Finding
-from cerebro.worker.data_diagnosis import (
-    LabelUse,
-    check_columns,
-    check_labels,
-    find_not_finite,
-    measure_majority_share,
-    summarize_texts,
-)
+from cerebro.worker import data_diagnosis as data
+from cerebro.worker.data_diagnosis import LabelUse
 from cerebro.worker.evaluate import convert_metrics
 from cerebro.worker.models import LiveModel
 
@@ -327,8 +321,8 @@ class _Diagnosis:
         self._run_check(lambda: self._check_outputs(uses))
         train, validation, thorough = self._train_data, self._validation, self._thorough
         for use in uses:
-            self._run_check(partial(check_labels, use, train, validation, thorough))
-        self._run_check(lambda: check_columns(train, validation, *self._columns, thorough))
+            self._run_check(partial(data.check_labels, use, train, validation, thorough))
+        self._run_check(lambda: data.check_columns(train, validation, *self._columns, thorough))
         return self._found
 
     def _run_check(self, find: Callable[[], Iterable[Finding]]) -> None:
@@ -387,7 +381,7 @@ class _Diagnosis:
         if losses and not np.isfinite(losses).all():
             names = [*self._columns.inputs, *filter(None, [self._columns.target])]
             names = names or list(self._train_data.columns)  # the user's code chooses
-            missing = summarize_texts(find_not_finite(self._train_data, names))
+            missing = data.summarize_texts(data.find_not_finite(self._train_data, names))
         at_once = bool(losses) and not np.isfinite(losses[0])
         yield from check_infinite(losses, missing, at_once)
         if self._is_ill:
@@ -428,7 +422,7 @@ class _Diagnosis:
             if is_cross_entropy(outputs_of_batch, target, loss):
                 uses.append(LabelUse(str(names.target), outputs_of_batch.shape[1]))
         if metrics.keys() == {"loss", "accuracy"}:
-            share = measure_majority_share(self._train_data, str(names.target))
+            share = data.measure_majority_share(self._train_data, str(names.target))
             yield from check_majority(outputs_of_batch, target, share)
 
     def _train_steps(self) -> list[float]:

@@ -15,12 +15,7 @@ from cerebro.machine.devices import is_gpu
 from cerebro.model import read_columns
 from cerebro.worker.data_diagnosis import find_not_finite, summarize_texts
 from cerebro.worker.messages import RunContext
-from cerebro.worker.models import (
-    Loader,
-    describe_left_out,
-    find_fitting_columns,
-    make_batches,
-)
+from cerebro.worker.models import Loader, describe_left_out, find_fitting_columns, make_batches
 from cerebro.worker.trial_warnings import warn
 
 MAX_LOADERS = 8
