@@ -1,13 +1,9 @@
 """Warnings about trials: those that trials raise, and one about memory that keeps growing.
 
-Python shows a warning once per line of code and process, so the hop check or a worker's first trial
-would silence it for later trials. Therefore `Watch`, in the worker, makes Python forget before
-every unit which warnings it has shown. It writes a trial's warnings to the trial's log, once each,
-and sends them to the coordinator with the unit's result. The coordinator records them for every
-trial, and `ShownWarnings` shows each warning once per run, with the trial.
-
-The filters of the user's process decide which warnings are shown; they are sent to the workers
-(`carry_filters`).
+`Watch`, in the worker, writes a trial's warnings to the trial's log, once each, and sends them to
+the coordinator with the unit's result. The coordinator records them for every trial, and
+`ShownWarnings` shows each once per run. The filters of the user's process decide; they are sent to
+the workers (`carry_filters`). See docs/design/workers.md.
 """
 
 from __future__ import annotations
@@ -46,7 +42,7 @@ _carried: list[Any] = []
 
 
 class Watch:
-    """Collects the warnings of one run's units; see the module's docstring.
+    """Collects the warnings of one run's units, also those that Python has shown before.
 
     `filters` are those of the user's process, from `carry_filters`; empty in that process itself.
     """
