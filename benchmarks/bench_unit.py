@@ -32,7 +32,7 @@ from cerebro.worker import runner
 from cerebro.worker.loaders import Loaders
 from cerebro.worker.messages import RunContext, RunFolders, Task, UnitDone
 from cerebro.worker.runner import UnitRunner
-from cerebro.worker.trial_slots import TrialSlots
+from cerebro.worker.trial_state import TrialSlots
 
 FUNCTIONS: list[tuple[str, Any, str]] = [
     ("batches", runner, "run_batches"),

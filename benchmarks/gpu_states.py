@@ -18,7 +18,7 @@ import torch
 import cerebro._core as _core
 from benchmarks.harness import Bench, attempt, paired_ratio, parser
 from cerebro.machine import devices
-from cerebro.worker.state_arena import StateArena
+from cerebro.worker.gpu import StateArena
 
 SIZES = {"45 MB in 122 tensors": (45e6, 122), "500 MB in 300 tensors": (500e6, 300)}
 DEVICE = "cuda:0"

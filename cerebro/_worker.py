@@ -26,15 +26,16 @@ import cloudpickle
 import cerebro._core as _core
 from cerebro.errors import CorruptDataError
 from cerebro.executors import fork_server
-from cerebro.executors.received import unpickle
+from cerebro.executors.wire import pickle_event, unpickle
 from cerebro.machine import guard
 from cerebro.machine.imports import Sources, note_imported
 from cerebro.machine.libraries import JAX
 from cerebro.machine.turns import Turns
-from cerebro.worker import streams
+from cerebro.worker import gpu
 from cerebro.worker.clock import STANDARD_ERROR, BeatClock, LateTasks
+from cerebro.worker.gpu import CudaStream
 from cerebro.worker.jobs import execute
-from cerebro.worker.log import flush_output, log_path, make_streams_last
+from cerebro.worker.log import NOWHERE, flush_output, log_path, make_streams_last
 from cerebro.worker.messages import (
     CheckDone,
     Event,
@@ -46,9 +47,7 @@ from cerebro.worker.messages import (
     UnitDone,
     UnitFailed,
 )
-from cerebro.worker.pickled import pickle_event
 from cerebro.worker.runner import UnitRunner
-from cerebro.worker.streams import CudaStream
 from cerebro.worker.user_errors import bases_of, describe
 
 BEAT_MILLISECONDS = 100
@@ -60,7 +59,7 @@ def main(arguments: list[str]) -> NoReturn:
     make_streams_last()
     faulthandler.enable(STANDARD_ERROR)  # a crash in C code writes its traceback to the log
     descriptors = list(map(int, arguments))
-    process = Process(Turns(streams.KEPT) if len(descriptors) > 2 else None)
+    process = Process(Turns(gpu.KEPT) if len(descriptors) > 2 else None)
     workers = []
     for socket, page in zip(descriptors[::2], descriptors[1::2], strict=True):
         connection, beat = Connection(socket), _core.BeatPage(page)
@@ -89,18 +88,15 @@ class Process:
 
     def __init__(self, turns: Turns | None = None) -> None:
         self.turns = turns
-        self._context: tuple[bytes, RunContext] | None = None
+        self.context: tuple[bytes, RunContext] | None = None  # of the run, and its pickle
         self.late = None if turns is None else LateTasks()
         self.runners: list[UnitRunner] = []
 
     def open_context(self, context: bytes) -> RunContext:
         """Return an unpickled context: the same object for all workers, which share its shards."""
-        if self._context is None or self._context[0] != context:
-            self._context = context, unpickle(context)
-        return self._context[1]
-
-    def forget(self) -> None:
-        self._context = None
+        if self.context is None or self.context[0] != context:
+            self.context = context, unpickle(context)
+        return self.context[1]
 
 
 class Worker:
@@ -173,7 +169,7 @@ class Worker:
             )
             self._process.runners.append(self._runner)
             if self._process.turns is not None and self._stream is None:
-                self._stream = streams.open_stream(run.device)
+                self._stream = gpu.open_stream(run.device)
         except BaseException as error:  # the module that defines build may raise anything
             self._trouble = error
 
@@ -181,8 +177,9 @@ class Worker:
         """Run a task and answer it, unless the unit that it continues has not succeeded."""
         if isinstance(task, Task) and not task.may_follow(self._done):
             return
-        run = None if self._runner is None else self._runner.context
-        log = log_path(run.folders.logs, task.trial) if run and isinstance(task, Task) else None
+        log = NOWHERE
+        if self._runner is not None and isinstance(task, Task):
+            log = log_path(self._runner.context.folders.logs, task.trial)
         self._clock.begin(log)
         try:
             event = self._make_event(task)
@@ -212,7 +209,7 @@ class Worker:
             self._process.runners.remove(self._runner)
             self._runner = None
         self._trouble = None
-        self._process.forget()
+        self._process.context = None
 
 
 def leave() -> NoReturn:

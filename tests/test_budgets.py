@@ -73,7 +73,7 @@ PRIVATE = {
     "cli/compare.py": 1,
     "integrations/optuna/terms.py": 1,
     "integrations/ray_tune/searcher.py": 1,
-    "worker/diagnosis/diagnose.py": 3,
+    "worker/diagnosis.py": 3,
 }
 """How often a file uses private names of another folder. Everything else has none."""
 

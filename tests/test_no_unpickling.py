@@ -32,18 +32,16 @@ UNPICKLERS = {
 ALLOWED = {
     "executors/local.py": "packs a search for its own workers and reads their answers",
     "_worker.py": "reads what the process that started it sends",
-    "executors/received.py": "opens what such a process sends, with searches refused",
-    "worker/pickled.py": "packs messages to and from these processes, and reads none",
+    "executors/wire.py": "packs these messages, and opens what was sent with searches refused",
     "cluster/wire.py": "reads what peers send that have proved to have the cluster's key",
 }
 
 # Sources of these bytes: a connection directly, or these names.
 RECEIVED = {"recv_bytes", "message", "messages", "context", "program"}
 
-# Not users' files: text about a process; received bytes.
+# Not users' files: received bytes.
 READS_FILES_OF_THE_SYSTEM = {
-    "executors/process.py": "/proc/",
-    "executors/received.py": "BytesIO(message)",
+    "executors/wire.py": "BytesIO(message)",
 }
 
 # Functions that unpickle by default, and the argument that prevents it.

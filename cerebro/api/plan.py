@@ -26,7 +26,7 @@ from cerebro.data.given_rows import is_rows, write_given_rows
 from cerebro.data.order import EpochOrder, Shuffle, resolve_shuffle
 from cerebro.data.validation import Validation, make_validation
 from cerebro.errors import shorten_tracebacks
-from cerebro.executors.local import are_together
+from cerebro.executors.process import are_together
 from cerebro.executors.seats import SeatedShards, count_kept_bytes, place_pools
 from cerebro.executors.simulated import SimulatedRun, Simulation
 from cerebro.machine.devices import CPU, are_gpus, assign_devices, memory_of
@@ -205,7 +205,7 @@ threads, seed, shuffle, stagger, live_models, devices, workers_per_device
     )
     train, validation = views.get_views(0)
     order = settings.batches.make_order(train, settings.exactness.seed)
-    places, resident = SeatedShards(0, []), 0
+    places, resident = SeatedShards(), 0
     if are_gpus(the_devices):
         seated = assign_devices(the_devices, count)
         data, together = (views.train, views.held_out, seated), are_together(seated)

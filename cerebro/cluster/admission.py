@@ -26,7 +26,7 @@ from cerebro.cluster.messages import Begin, DataAt, NodeReport
 from cerebro.cluster.supply import Supply
 from cerebro.cluster.workers import Membership, RemoteWorker
 from cerebro.errors import InputError
-from cerebro.executors.local import pickle_context
+from cerebro.executors.wire import pickle_context
 from cerebro.machine import environment
 from cerebro.machine.devices import CUBLAS_VARIABLE, CUBLAS_WORKSPACE, is_gpu
 from cerebro.worker.messages import Note, RunContext

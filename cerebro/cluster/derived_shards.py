@@ -17,7 +17,7 @@ from cerebro.cluster.opaque_pickle import Sent
 from cerebro.data.derivation import Arrived, Order
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import PlacingExecutor
-from cerebro.executors.local import pickle_context
+from cerebro.executors.wire import pickle_context
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.libraries import present_settings
 from cerebro.run.settings import Exactness

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cerebro.executors.received import unpickle
+from cerebro.executors.wire import unpickle
 
 
 class Sent:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cerebro.cluster.keys import Keys, import_zmq
-from cerebro.worker.pickled import pickle_event, pickle_message
+from cerebro.executors.wire import pickle_event, pickle_message
 
 FRAME_BYTES = 4 << 20
 MAX_FRAME_BYTES = 2 * FRAME_BYTES  # a peer that announces a larger frame is disconnected

@@ -14,10 +14,9 @@ from cerebro.report.findings import UNREAD, Finding
 from cerebro.run.records import NOT_EXACT
 from cerebro.run.settings import Settings
 from cerebro.run.store import Store
-from cerebro.worker.growth import Growth
 from cerebro.worker.messages import UnitDone, UnitFailed, Warned
 from cerebro.worker.read_names import ReadNames, names_of
-from cerebro.worker.trial_warnings import EVENT, ShownWarnings, show_finding
+from cerebro.worker.trial_warnings import EVENT, Growth, ShownWarnings, show_finding
 
 
 class EventBook:
@@ -130,7 +129,7 @@ class EventBook:
             warnings.warn(depots.explain_moving(why), stacklevel=2)
 
     def _watch_memory(self, event: UnitDone) -> None:
-        """Record that a trial's memory grows in every epoch; see `cerebro.worker.growth`."""
+        """Record that a trial's memory grows in every epoch; see `Growth`."""
         task = event.task
         self._growth.add(task.trial, event.process.grown)
         if event.metrics is not None:

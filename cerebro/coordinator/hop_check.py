@@ -17,7 +17,7 @@ from cerebro.model import Words
 from cerebro.report.findings import Finding
 from cerebro.run.records import Ranking, TrialRecord
 from cerebro.searchers.metrics import known_mode
-from cerebro.worker.diagnosis.layout import CURE
+from cerebro.worker.hop_check import LAYOUT_CURE
 from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, Warned, WorkerJoined
 from cerebro.worker.read_names import ReadNames
 
@@ -78,7 +78,7 @@ class HopCheck:
         if not self.problems:
             return
         text = "; ".join(self.problems)
-        if CURE not in text:  # which names its own cure
+        if LAYOUT_CURE not in text:  # which names its own cure
             text += f" ({self.words.keep})"
         raise StateError(f"the model's state does not survive a hop: {text}")
 

@@ -45,8 +45,8 @@ from cerebro.run.store import (
     read_unit_seconds,
     reader,
 )
-from cerebro.worker.epoch_progress import EpochProgress
 from cerebro.worker.messages import RunContext
+from cerebro.worker.trial_state import EpochProgress
 
 
 @dataclass

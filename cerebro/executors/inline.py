@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 
 from cerebro.executors.base import Wake
 from cerebro.machine import generators, guard
@@ -47,7 +48,7 @@ class InlineExecutor:
         # a search in another thread.
         device = self._runner.context.device
         keep = generators.reserve_generators("torch" in sys.modules)
-        with keep, use_device(device), _kept_directory(), guard_trial():
+        with keep, use_device(device), _keep_directory(), guard_trial():
             return [jobs.execute(self._runner, task)]
 
     def replace(self, worker: int) -> int:
@@ -61,11 +62,10 @@ class InlineExecutor:
         self._settings.close()
 
 
-class _kept_directory:
-    """Restores the working directory after a unit."""
-
-    def __enter__(self) -> None:
-        self._before = os.getcwd()  # noqa: PTH109
-
-    def __exit__(self, *exc: object) -> None:
-        os.chdir(self._before)
+@contextlib.contextmanager
+def _keep_directory() -> Iterator[None]:
+    before = os.getcwd()  # noqa: PTH109
+    try:
+        yield
+    finally:
+        os.chdir(before)

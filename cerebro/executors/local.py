@@ -1,61 +1,48 @@
 """Run units in processes on this machine.
 
 Each worker is ``python -m cerebro._worker``, or a fork of this program after it has imported only
-PyTorch (`cerebro.executors.forked`). It is connected by an inherited socket, so no port and no
-``__main__`` guard is needed, and it imports from the parent only what its tasks need. Messages are
-pickles, sent only between a process and its children. If the coordinator is gone, its workers end
-themselves and all processes that their trials started. Ctrl-C reaches only the coordinator, because
-each worker leads a new session.
+PyTorch (`cerebro.executors.fork_server`). It is connected by an inherited socket, so no port and no
+``__main__`` guard is needed, and it imports from the parent only what its tasks need. If the
+coordinator is gone, its workers end themselves and all processes that their trials started. Ctrl-C
+reaches only the coordinator, because each worker leads a new session.
 
 The executor notices the end of a worker at once. `Watchdog` finds workers that are stopped or
 hang, and units that take too long. A worker is killed and reaped before its loss is reported, so
-that no two workers have the same unit.
-
-If ``CEREBRO_GPU_STREAMS`` is 1, the workers of a GPU are threads of one process, whose units
-overlap there (`cerebro.machine.turns`). If it dies, its workers are lost and replaced together.
-
-Workers that end a run normally stay warm for the next run of the same process, because importing
-PyTorch again can take longer than a search. A worker is ended instead if a file that it has
-imported was edited afterwards.
+that no two workers have the same unit. If the workers of a GPU are threads of one process, whose
+units overlap there (`cerebro.machine.turns`), they are lost and replaced together.
 """
 
 from __future__ import annotations
 
-import importlib
-import io
+import math
 import os
-import pickle
 import selectors
 import signal
-import sys
 import time
-import types
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import cloudpickle
 
-from cerebro.arguments import read_switch
-from cerebro.errors import InputError, WorkerError, text_of
+import cerebro._core as _core
+from cerebro.errors import InputError, text_of
 from cerebro.executors.base import Wake
-from cerebro.executors.channel import BrokenMessage
 from cerebro.executors.process import (
     EXIT_SECONDS,
-    WorkerKind,
+    Starter,
     WorkerProcess,
     describe_exit,
     signal_of,
     warm_workers,
 )
-from cerebro.executors.seats import SeatedShards, place_pools, set_memory_shares
-from cerebro.executors.watch import BEAT_SECONDS, Watchdog
+from cerebro.executors.seats import SeatedShards, place_pools
+from cerebro.executors.wire import BrokenMessage
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import CPU, Device
-from cerebro.machine.imports import list_unfindable_modules, sent_whole
-from cerebro.machine.program import NONE
+from cerebro.machine.processes import is_stopped
 from cerebro.worker.messages import (
     CheckDone,
+    CheckTask,
     Event,
     Job,
     RunContext,
@@ -64,12 +51,16 @@ from cerebro.worker.messages import (
     Task,
     UnitDone,
     UnitFailed,
+    WarmTask,
     WorkerLost,
 )
 
 SILENCE_SECONDS = 10.0
-VARIABLE = "CEREBRO_GPU_STREAMS"
-"""If this variable is 1, the workers of a GPU share one process, each with its own stream."""
+BEAT_SECONDS = 0.1
+LOOKS = 5  # how often a worker is checked within the silence that it is allowed
+START_SILENCE = 120.0  # seconds until a worker's first beat: Python may start from a slow disk
+DUMP_SECONDS = 0.25  # for a worker to write the traceback of a late unit before it is killed
+CHECK_SECONDS = 5.0  # the first check may take three times `unit_timeout` plus this time
 
 ANSWERS = (UnitDone, UnitFailed, CheckDone, ShardMade, ShardFailed)  # to tasks
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
@@ -78,114 +69,115 @@ CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.S
 RUNNING = -1e5  # the clock of a task that waits for its turn shows less; see `WAITING_FOR_TURN`
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles every module by name, including instances of subclasses such as ``torch.classes``."""
+class TaskWatch:
+    """Watches one task of one worker.
 
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType:
-            return importlib.import_module, (obj.__name__,)
-        return super().reducer_override(obj)
+    After `silence` seconds without a beat, the worker counts as lost. The task may take `limit`
+    seconds; None means no limit. `attempt` is that of a unit.
+    """
 
+    def __init__(self, silence: float, limit: float | None, attempt: int = 0) -> None:
+        self.attempt = attempt
+        self._look = silence / LOOKS
+        self._silent_beats = math.ceil((silence - self._look) / BEAT_SECONDS)
+        self._start_beats = math.ceil(max(silence, START_SILENCE) / BEAT_SECONDS)
+        self._limit = limit
+        self._beats = -1
+        self._since = 0
 
-def pickle_context(context: object) -> bytes:
-    """Pickle the run's context for workers; raise InputError if ``build`` cannot be sent."""
-    out = io.BytesIO()
-    # `multiprocessing` gives the program's main module this name in a new process.
-    for name in {*sent_whole, *list_unfindable_modules(), "__mp_main__"} & sys.modules.keys():
-        cloudpickle.register_pickle_by_value(sys.modules[name])
-    try:
-        _Pickler(out).dump(context)
-    except (TypeError, AttributeError, pickle.PicklingError) as error:
-        text = (
-            f"build cannot be sent to worker processes ({error}): create the objects that it needs "
-            "inside build"
-        )
-        # A build that the user has not written says what the user has given instead.
-        unsent = getattr(getattr(context, "build", None), "unsent", None)
-        if unsent is not None:
-            text = (
-                f"{unsent} cannot be sent to worker processes ({error}): give objects that pickle "
-                "can copy"
-            )
-        raise InputError(f"{text}, or train in this process with workers=0") from error
-    return out.getvalue()
+    def is_silent(self, beats: int, own: int) -> bool:
+        """Return whether the worker is silent too long; `own` counts this process's beats."""
+        if beats != self._beats:
+            self._beats, self._since = beats, own
+        allowed = self._silent_beats if beats > 0 else self._start_beats
+        return own - self._since >= allowed
 
+    def is_late(self, task_seconds: float | None) -> bool:
+        """Return whether the task takes too long; `task_seconds` is None before it begins."""
+        return self._limit is not None and task_seconds is not None and task_seconds >= self._limit
 
-def are_together(seats: Sequence[Device | None]) -> bool:
-    """Return whether the workers of a GPU share a process; raise InputError for a bad variable."""
-    gpus = [device for device in seats if device is not None]
-    return read_switch(VARIABLE, default=False) and len(set(gpus)) < len(gpus)
+    def seconds_to_next_look(self, task_seconds: float | None) -> float:
+        if self._limit is None:
+            return self._look
+        # A task that has not begun cannot exceed its limit before the whole limit has passed.
+        seconds = self._limit - (0.0 if task_seconds is None else task_seconds)
+        return min(self._look, max(0.0, seconds))
 
 
-class Starter:
-    """Starts the workers of a run; the arguments are those of `LocalExecutor`."""
+class Watchdog:
+    """Notices busy workers that do not respond, and tasks that take too long.
 
-    def __init__(
-        self, threads: int, seats: Sequence[Device | None], *, fresh: bool, fork: bool
-    ) -> None:
-        self.together = are_together(seats)
-        self._threads = threads
-        self._seats = seats
-        self._fresh = fresh
-        self._fork = fork
-        self._spare: dict[WorkerKind, list[WorkerProcess]] = {}  # started with others of their GPU
-        self._program = NONE
-        self._hash_seed = ""
-        self._run: tuple[bytes, dict[str, Any], bytes] = b"", {}, b""
+    Silence is measured in the coordinator's own heartbeats, which a thread makes at the same rate
+    as in the workers. If the machine is suspended, frozen or too busy for these threads, both stop,
+    and no worker is killed for it. A unit's time is measured by a clock that stops while the
+    machine is suspended. `silence` is as in `TaskWatch`.
+    """
 
-    def begin(self, context: RunContext) -> None:
-        """Prepare a run, whose context is sent to each worker.
+    def __init__(self, silence: float) -> None:
+        self.busy: dict[int, TaskWatch] = {}  # by worker: its task that has no answer yet
+        self._silence = silence
+        self._unit_timeout: float | None = None
+        self._clock: _core.BeatPage | None = None  # beats at the same rate as the workers
+        self._next_look = 0.0
 
-        JAX's settings are sent apart: without them, arrays in the context get other types.
+    def start(self, unit_timeout: float | None) -> None:
+        self._unit_timeout = unit_timeout
+        self._clock = _core.BeatPage()
+        self._clock.start_beating(round(1000 * BEAT_SECONDS))
+
+    def stop(self) -> None:
+        self.busy.clear()
+        if self._clock is not None:
+            self._clock.stop()
+            self._clock = None
+
+    @property
+    def next_look(self) -> float | None:
+        """When to look at the busy workers, on the monotonic clock; None if no worker is busy."""
+        return self._next_look if self.busy else None
+
+    def begin(self, worker: int, task: Job) -> None:
+        watch = TaskWatch(self._silence, self._time_limit_of(task), getattr(task, "attempt", 0))
+        self.busy[worker] = watch
+        self._next_look = min(self._next_look, time.monotonic() + watch.seconds_to_next_look(None))
+
+    def end(self, worker: int) -> None:
+        self.busy.pop(worker, None)
+
+    def _time_limit_of(self, task: Job) -> float | None:
+        """Return the seconds that a task may take; None: no limit."""
+        if self._unit_timeout is None or isinstance(task, WarmTask):
+            return None
+        # A check builds several models and trains each on a few batches.
+        scale, more = (3, CHECK_SECONDS) if isinstance(task, CheckTask) else (1, DUMP_SECONDS)
+        return scale * self._unit_timeout + more
+
+    def find_faults(self, workers: Mapping[int, WorkerProcess]) -> list[tuple[int, str, bool]]:
+        """Look at the busy workers if it is time to; return those to kill.
+
+        Each comes with the reason, and with whether it has written a traceback.
         """
-        self._program, self._hash_seed = context.program, context.hash_seed
-        alone = replace(context, program=NONE)
-        shared = set_memory_shares(alone, self._seats, together=self.together)
-        jax = dict(context.libraries.get("jax", {}))
-        self._run = pickle.dumps(context.program), jax, pickle_context(shared)
-
-    def start(self, number: int, seat: int, *, wait: bool) -> WorkerProcess:
-        """Start a worker; if `wait`, wait for a fork server that is not ready."""
-        device = self._seats[seat]
-        lists = list(sys.path), list(sys.argv)
-        here = os.getcwd()  # noqa: PTH109
-        message = ("begin", number, *lists, here, *self._run)
-        several = self.together and device is not None and self._seats.count(device) > 1
-        kind = WorkerKind(self._threads, device, self._hash_seed)
-        warm = None
-        if not (self._fresh or several):
-            warm = warm_workers.take(kind, self._program)
-        for process in [warm, None]:
-            # A warm worker may have died since its last run; a new process then replaces it.
-            if several:
-                worker = self._start_shared(kind)
-            else:
-                worker = process or WorkerProcess.spawn(kind, fork=self._fork, wait=wait)
-            try:
-                worker.send(message)
-            except OSError as error:
-                worker.stop(kill=True)
-                cause = error
+        if not self.busy or time.monotonic() < self._next_look:
+            return []
+        assert self._clock is not None
+        faults, patience = [], self._silence
+        for worker, watch in self.busy.items():
+            if (process := workers.get(worker)) is None:
                 continue
-            return worker
-        raise WorkerError(f"a worker process died while it was started: {cause}") from cause
-
-    def _start_shared(self, kind: WorkerKind) -> WorkerProcess:
-        """Return a worker of the process that serves a GPU; start that process if needed."""
-        spare = self._spare.setdefault(kind, [])
-        while spare and spare[0].process.poll() is not None:
-            spare.pop(0).stop(kill=True)  # it died before it was needed
-        if not spare:
-            while (warm := warm_workers.take(kind, self._program)) is not None:
-                warm.stop(kill=True)  # it holds memory of the GPU, and cannot be used
-            spare += WorkerProcess.spawn_together(self._seats.count(kind.device), kind)
-        return spare.pop(0)
-
-    def close(self) -> None:
-        for spare in self._spare.values():
-            for process in spare:
-                process.stop(kill=True)
-        self._spare.clear()
+            task_seconds = process.beat.task_seconds
+            if watch.is_late(task_seconds):
+                reason = f"the unit took longer than unit_timeout={self._unit_timeout:g} seconds"
+                faults.append((worker, reason, True))
+            elif watch.is_silent(process.beat.beats, self._clock.beats):
+                how = "was stopped" if is_stopped(process.process.pid) else "hangs"
+                reason = (
+                    f"the worker process {how}: it sent no heartbeat for {self._silence:g} seconds"
+                )
+                faults.append((worker, reason, False))
+            else:
+                patience = min(patience, watch.seconds_to_next_look(task_seconds))
+        self._next_look = time.monotonic() + patience
+        return faults
 
 
 class Ready(NamedTuple):
@@ -251,7 +243,7 @@ class LocalExecutor:
     an earlier run. A busy worker counts as lost after `silence` seconds without a heartbeat, which
     shows only that the process can run; `unit_timeout` limits the time of a unit. `seats` has the
     GPU of each worker, or None for the CPU; a replacement takes the seat of the lost worker. `fork`
-    allows forking workers without a GPU; see `cerebro.executors.forked`.
+    allows forking workers without a GPU; see `cerebro.executors.fork_server`.
     """
 
     def __init__(
@@ -271,7 +263,7 @@ class LocalExecutor:
         self._starter = Starter(threads, self._seats, fresh=fresh, fork=fork)
         self._listener = Listener()
         self._watchdog = Watchdog(silence)
-        self._places = SeatedShards(0, [])
+        self._places = SeatedShards()
         self._workers: dict[int, WorkerProcess] = {}
         self._queued: dict[int, Task] = {}  # by busy worker: the task after its task
         self._events: list[Event] = []  # events that are not returned yet

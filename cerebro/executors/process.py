@@ -1,4 +1,4 @@
-"""Start, kill and reap a worker process, and keep it warm; the coordinator's side."""
+"""Start, kill and reap worker processes, and keep them warm; the coordinator's side."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import cerebro._core as _core
+from cerebro.arguments import read_switch
 from cerebro.errors import WorkerError
-from cerebro.executors.channel import Channel
-from cerebro.executors.forked import UNREAD, Child, ForkServers, forks_workers, start_program
+from cerebro.executors.fork_server import UNREAD, Child, ForkServers, forks_workers, start_program
+from cerebro.executors.seats import set_memory_shares
+from cerebro.executors.wire import Channel, pickle_context, pickle_message
 from cerebro.machine import devices, environment, guard
 from cerebro.machine.devices import Device
 from cerebro.machine.imports import PACKAGE, Sources, are_current
-from cerebro.machine.processes import is_stopped
 from cerebro.machine.program import NONE, Program
-from cerebro.worker.pickled import pickle_message
+
+if TYPE_CHECKING:
+    from cerebro.worker.messages import RunContext
+
+STREAMS = "CEREBRO_GPU_STREAMS"
+"""If this variable is 1, the workers of a GPU share one process, each with its own stream."""
 
 EXIT_SECONDS = 5.0
 REAP_SECONDS = 60.0  # for a killed process, which ends at once unless it waits for a disk
@@ -124,10 +130,6 @@ class WorkerProcess:
     def send(self, message: tuple[Any, ...], *, is_plain: bool = False) -> None:
         """Send a message; `is_plain` promises that it contains no object of the user's code."""
         self.channel.send(pickle_message(message, is_plain=is_plain))
-
-    def is_stopped(self) -> bool:
-        """Return whether a signal or a debugger has stopped the worker; False if unknown."""
-        return is_stopped(self.process.pid)
 
     def stop(self, *, kill: bool) -> None:
         """End the process and reap it; give it time to finish unless `kill`.
@@ -288,3 +290,79 @@ warm_workers = WarmWorkers()
 fork_servers = ForkServers()
 
 atexit.register(warm_workers.close)
+
+
+def are_together(seats: Sequence[Device | None]) -> bool:
+    """Return whether the workers of a GPU share a process; raise InputError for a bad variable."""
+    gpus = [device for device in seats if device is not None]
+    return read_switch(STREAMS, default=False) and len(set(gpus)) < len(gpus)
+
+
+class Starter:
+    """Starts the workers of a run; the arguments are those of `LocalExecutor`."""
+
+    def __init__(
+        self, threads: int, seats: Sequence[Device | None], *, fresh: bool, fork: bool
+    ) -> None:
+        self.together = are_together(seats)
+        self._threads = threads
+        self._seats = seats
+        self._fresh = fresh
+        self._fork = fork
+        self._spare: dict[WorkerKind, list[WorkerProcess]] = {}  # started with others of their GPU
+        self._program = NONE
+        self._hash_seed = ""
+        self._run: tuple[bytes, dict[str, Any], bytes] = b"", {}, b""
+
+    def begin(self, context: RunContext) -> None:
+        """Prepare a run, whose context is sent to each worker.
+
+        JAX's settings are sent apart: without them, arrays in the context get other types.
+        """
+        self._program, self._hash_seed = context.program, context.hash_seed
+        alone = replace(context, program=NONE)
+        shared = set_memory_shares(alone, self._seats, together=self.together)
+        program = pickle_message(context.program, is_plain=True)
+        self._run = program, dict(context.libraries.get("jax", {})), pickle_context(shared)
+
+    def start(self, number: int, seat: int, *, wait: bool) -> WorkerProcess:
+        """Start a worker; if `wait`, wait for a fork server that is not ready."""
+        device = self._seats[seat]
+        here = os.getcwd()  # noqa: PTH109
+        message = ("begin", number, list(sys.path), list(sys.argv), here, *self._run)
+        several = self.together and device is not None and self._seats.count(device) > 1
+        kind = WorkerKind(self._threads, device, self._hash_seed)
+        warm = None
+        if not (self._fresh or several):
+            warm = warm_workers.take(kind, self._program)
+        for process in [warm, None]:
+            # A warm worker may have died since its last run; a new process then replaces it.
+            if several:
+                worker = self._start_shared(kind)
+            else:
+                worker = process or WorkerProcess.spawn(kind, fork=self._fork, wait=wait)
+            try:
+                worker.send(message)
+            except OSError as error:
+                worker.stop(kill=True)
+                cause = error
+                continue
+            return worker
+        raise WorkerError(f"a worker process died while it was started: {cause}") from cause
+
+    def _start_shared(self, kind: WorkerKind) -> WorkerProcess:
+        """Return a worker of the process that serves a GPU; start that process if needed."""
+        spare = self._spare.setdefault(kind, [])
+        while spare and spare[0].process.poll() is not None:
+            spare.pop(0).stop(kill=True)  # it died before it was needed
+        if not spare:
+            while (warm := warm_workers.take(kind, self._program)) is not None:
+                warm.stop(kill=True)  # it holds memory of the GPU, and cannot be used
+            spare += WorkerProcess.spawn_together(self._seats.count(kind.device), kind)
+        return spare.pop(0)
+
+    def close(self) -> None:
+        for spare in self._spare.values():
+            for process in spare:
+                process.stop(kill=True)
+        self._spare.clear()

@@ -25,14 +25,14 @@ DATA_SHARE = 0.5  # of a GPU's memory for the shards it keeps; the rest is for m
 class SeatedShards:
     """The assignment of shards to seats.
 
-    `seats` is the number of seats, or for each seat the number of the process that holds its
-    shards. `rows` has the number of rows of each pool; if empty, every worker reads all shards.
+    `holders` has for each seat the number of the process that holds its shards. `rows` has the
+    number of rows of each pool; if empty, every worker reads all shards.
     """
 
-    def __init__(self, seats: int | Sequence[int], rows: Sequence[int]) -> None:
-        self._holder = list(range(seats)) if isinstance(seats, int) else list(seats)
+    def __init__(self, holders: Sequence[int] = (), rows: Sequence[int] = ()) -> None:
+        self._holder = holders
         self._seat_of: dict[int, int] = {}  # the first seat of the holder of a pool
-        first = [self._holder.index(holder) for holder in dict.fromkeys(self._holder)]
+        first = [holders.index(holder) for holder in dict.fromkeys(holders)]
         load = dict.fromkeys(first, 0)
         # The largest pool is assigned first, to the least loaded seat; ties go to the lower number.
         for pool in sorted(range(len(rows)), key=lambda pool: (-rows[pool], pool)):
@@ -92,7 +92,7 @@ def place_pools(
     together: bool,
 ) -> SeatedShards:
     """Return where pools stay; `together` says whether the workers of a GPU are one process."""
-    holders = list(range(len(seats)))
+    holders: Sequence[int] = range(len(seats))
     if together:
         gpus = list(dict.fromkeys(seats))
         seats, holders = gpus, [gpus.index(device) for device in seats]

@@ -83,7 +83,6 @@ class TrainedModel:
         context: RunContext | None = None,
     ) -> LiveModel:
         """Load the model on a device, with the settings in which it computes."""
-        from cerebro.worker.epoch_progress import EpochProgress
         from cerebro.worker.models import (
             LiveModel,
             batch_device,
@@ -111,8 +110,8 @@ class TrainedModel:
         with generators.reserve_generators(_torch_imported()), settings_of_run(context.libraries):
 
             def build_live() -> LiveModel:
-                parts = build_model(context, number, config, info)
-                return LiveModel(*parts, progress=EpochProgress(), libraries=present_settings())
+                parts = build_model(context, config, info)
+                return LiveModel(*parts, libraries=present_settings())
 
             def load(live: LiveModel) -> None:
                 load_tree(live, packed, batch_device(live.model, device))

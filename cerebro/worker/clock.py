@@ -20,7 +20,7 @@ from pathlib import Path
 import cerebro._core as _core
 from cerebro.errors import UnitCancelled
 from cerebro.machine.files import open_plain
-from cerebro.worker.log import APPEND
+from cerebro.worker.log import APPEND, NOWHERE
 
 IMPORT_SECONDS = 30.0  # for the imports of a process's first `build`, besides `unit_timeout`
 STANDARD_ERROR = 2
@@ -62,11 +62,11 @@ class BeatClock(TaskClock):
         self._began = 0  # the number of tasks
         self._is_running = False
         self.limit: float | None = None
-        self.log = Path(os.devnull)
+        self.log = NOWHERE
 
-    def begin(self, log: Path | None = None) -> None:
+    def begin(self, log: Path = NOWHERE) -> None:
         """Begin a task; `log` is where to dump its traceback if other units overlap it."""
-        self.log = Path(os.devnull) if log is None else log
+        self.log = log
         self._began += 1
         self._is_running = True
         self._start(0.0 if self._has_built else IMPORT_SECONDS)
@@ -165,27 +165,29 @@ class LateTasks:
 
     def set_timer(self) -> None:
         """Set the timer for the task that will be late first."""
-        limits = [(task.seconds_left, task) for task in self._tasks]
-        running = [(seconds, task) for seconds, task in limits if seconds is not None]
         self._dumped &= {task.identity for task in self._tasks}
         if self._armed is not None and (passed := time.monotonic() - self._armed[1]) >= 0:
             if passed < GRACE_SECONDS:
                 return
             self._dumped.add(self._armed[0])
             self._disarm()
-        due = [(s, task) for s, task in running if task.identity not in self._dumped]
+        due = [
+            (max(0.001, seconds), task)
+            for task in self._tasks
+            if (seconds := task.seconds_left) is not None and task.identity not in self._dumped
+        ]
         if not due:
             self._disarm()
             return
         seconds, first = min(due, key=lambda each: each[0])
-        when = time.monotonic() + max(0.001, seconds)
-        is_armed = self._armed is not None and self._armed[0] == first.identity
-        if self._armed is not None and is_armed and abs(self._armed[1] - when) < LOOK_SECONDS / 10:
+        when = time.monotonic() + seconds
+        armed, at = self._armed or (None, 0.0)
+        if armed == first.identity and abs(at - when) < LOOK_SECONDS / 10:
             return
         self._disarm()
         with contextlib.suppress(OSError):
             self._file = open_plain(first.log, APPEND)
-            faulthandler.dump_traceback_later(max(0.001, seconds), file=self._file)
+            faulthandler.dump_traceback_later(seconds, file=self._file)
             self._armed = first.identity, when
 
     def _disarm(self) -> None:

@@ -3,13 +3,12 @@
 Reading one number waits for all work submitted to a GPU, or to XLA on the CPU. So a pass keeps the
 values that its steps return, and reads them with one copy. The same C code sums them in the same
 order as values on the CPU. A unit that overlaps others waits for its own stream only, while they
-run (`cerebro.worker.streams`).
+run (`cerebro.worker.gpu`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -17,9 +16,9 @@ import cerebro._core as _core
 from cerebro.errors import UnitCancelled
 from cerebro.machine import turns
 from cerebro.model import get_whole_pass
-from cerebro.worker import streams
-from cerebro.worker.epoch_progress import EpochProgress
+from cerebro.worker import gpu
 from cerebro.worker.messages import UnitSums
+from cerebro.worker.trial_state import EpochProgress, mean_of
 
 
 class BatchSource(Protocol):
@@ -64,7 +63,7 @@ class _Deferred:
         self._step = step
         self.entries: list[tuple[int, Any]] = []
         self.last_rows = 0
-        self._ahead = streams.Ahead() if turns.gives_away() else None
+        self._ahead = gpu.Ahead() if turns.gives_away() else None
 
     def __call__(self, batch: Any) -> None:
         values = self._step(batch)
@@ -184,7 +183,7 @@ def evaluate_model(
     if evaluate is None:
         result = run_batches(loader, model.eval_batch, beat=beat, device=device)
         sums = UnitSums(result.rows, result.batches, result.sums)
-        return sums, {name: ratio(pair) for name, pair in sums.sums.items()}
+        return sums, {name: mean_of(pair) for name, pair in sums.sums.items()}
     counter = CountedBatches(loader, beat)
     metrics = convert_metrics(evaluate(counter))
     weight = float(counter.rows_seen)
@@ -229,8 +228,3 @@ class CountedBatches:
             self.rows_seen += self._loader.last_rows
             self.batches_seen += 1
             yield batch
-
-
-def ratio(pair: tuple[float, float]) -> float:
-    total, weight = pair
-    return total / weight if weight else math.nan

@@ -1,15 +1,17 @@
-"""The hop check: train with and without packing and unpacking in between, and compare."""
+"""The hop check: train with and without packing and unpacking in between, and compare.
+
+A packed state has every tensor in C order. A model that keeps what it loads therefore continues
+with row-major copies of its column-major tensors, and a product of them may have other last bits.
+So the memory layouts of a state's tensors before and after a hop are compared, too.
+"""
 
 from __future__ import annotations
 
-import array
 import contextlib
 import functools
 import re
-import types
 import warnings
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -18,33 +20,25 @@ import numpy as np
 
 import cerebro._core as _core
 from cerebro.machine import generators
-from cerebro.model import (
-    BaseModel,
-    Unchecked,
-    declares_metrics,
-    is_cpu_only,
-    named_metrics,
-    words_of,
-)
-from cerebro.worker.diagnosis import layout
+from cerebro.model import BaseModel, declares_metrics, is_cpu_only, named_metrics, words_of
+from cerebro.report.findings import Finding
+from cerebro.worker.contents import are_equal, are_same, id_of, is_array, walk
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.messages import CheckDone, ModelFacts
 from cerebro.worker.models import Loader, end_epoch, hash_parameter_order
-from cerebro.worker.own_numbers import (
-    are_equal,
-    as_bytes,
-    attributes_of,
-    has_objects,
-    is_array,
-    places_of,
-)
 from cerebro.worker.read_names import Reads
 from cerebro.worker.runner import UnitRunner
 from cerebro.worker.user_errors import describe
 
 BATCHES = 2  # the number of batches before the hop, and again after it
-MAX_DEPTH = 6
+LAYOUT_CURE = (
+    "make it contiguous where it is made, or copy the loaded tensor into the model's own, as in "
+    "self.W[...] = state['W']"
+)
 _FORWARD = re.compile(r"^model\._forward\.net\b")  # users know it as `model.net`
+Layout = tuple[tuple[int, int], ...]
+"""The size and the stride, in elements, of each dimension of more than one element."""
+
 _NOT_DETERMINISTIC = "training is not deterministic: the same batches twice gave different states"
 _GENERATOR = "a random generator (a model that uses PyTorch's must set framework = 'torch')"
 _LISTED = re.compile(r"\.param_groups\[\d+\]\['params'\]\[\d+\]$|^model\._parameters\[\d+\]$")
@@ -86,29 +80,24 @@ def check_hop(
     done = CheckDone(runner.worker, (), model=facts, read=read)
     try:
         hopped = straight.build_again()
-        problems = _find_hop_problems(
-            straight,
-            hopped,
-            packed,
-            not_exact,
-            further=thorough or runner.context.limits.epochs > 1,
-        )
+        further = thorough or runner.context.limits.epochs > 1
+        problems = _find_hop_problems(straight, hopped, packed, not_exact, further=further)
     except Exception as error:
         if runner.tolerates(error, set(not_exact)):
             raise  # the check runs again, without `strict`
         # The configuration can be trained, so its trial may never report this error.
         return replace(done, error=runner.describe_cause(error, config))
-    from cerebro.worker.diagnosis.diagnose import diagnose  # only some workers need it
+    from cerebro.worker.diagnosis import diagnose  # only some workers need it
 
     findings = diagnose(
         hopped.live,
         functools.partial(hopped.load, packed),
-        functools.partial(hopped.batch, 0),
+        hopped.make_first_batch,
         *runner.context.views(0),
         thorough=thorough,
     )
     if not problems and not isinstance(hopped.live.model, BaseModel):
-        findings = layout.check_layouts(straight.layouts, hopped.layouts) + findings
+        findings = _check_layouts(straight, hopped) + findings
     gain = _measure_graph_gain(straight)
     return replace(done, problems=tuple(problems), findings=tuple(findings), gain=gain)
 
@@ -122,7 +111,7 @@ def _measure_graph_gain(checked: _CheckedModel) -> tuple[float, float] | None:
     with generators.preserve_generators(True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return measure_gain(checked.live.model, checked.batch(0))
+            return measure_gain(checked.live.model, checked.make_first_batch())
         except Exception:
             return None
 
@@ -150,13 +139,14 @@ def _find_hop_problems(
     if not_exact or context.exactness.varies_on(context.device):
         return []  # no two runs are equal, so a hop cannot be checked
     if straight.is_of_few_batches:  # nothing was trained after the hop
-        problems = _find_problems_after_epoch(straight)
+        problems = _find_problems_of_next_epoch(straight, of_few_batches=True)
     else:
         problems = find_differences(straight, hopped)
         if problems and _differs_from_itself(straight):
             return [_NOT_DETERMINISTIC]
-    if further and not problems:
-        return _find_problems_between_epochs(straight)
+    # Without epochs of its own, the model's state lacks nothing between them.
+    if further and not problems and _has_own_epochs(straight.live.model):
+        return _find_problems_of_next_epoch(straight, of_few_batches=False)
     return problems
 
 
@@ -168,51 +158,39 @@ def _differs_from_itself(straight: _CheckedModel) -> bool:
     return again.hash_state() != straight.hash_state()
 
 
-def _find_problems_after_epoch(straight: _CheckedModel) -> list[str]:
-    """Compare with a hop between two epochs, for data of few batches."""
+def _find_problems_of_next_epoch(straight: _CheckedModel, *, of_few_batches: bool) -> list[str]:
+    """Train in the next epoch with and without a hop before it, and compare.
+
+    For data of few batches this is the only comparison, so the epoch is also validated, and lost
+    values count even if nothing depends on them yet.
+    """
+
+    def train(model: _CheckedModel) -> _CheckedModel:
+        model.train(0, epoch=epoch)
+        if of_few_batches:
+            model.validate()
+        return model
 
     def train_hopped() -> _CheckedModel:
         hopped = straight.build_again()
-        hopped.hop_to(before)
-        hopped.train(0, epoch=1)
-        hopped.validate()
-        return hopped
+        if of_few_batches:
+            hopped.hop_to(packed)
+        else:
+            hopped.load(packed)
+        return train(hopped)
 
-    try:
-        before = straight.pack_state()
-        straight.train(0, epoch=1)
-        straight.validate()
-        hopped = train_hopped()
-        problems = find_differences(straight, hopped)
-        if problems and hopped.hash_state() != train_hopped().hash_state():
-            return [_NOT_DETERMINISTIC]
-        return problems
-    except Exception:  # the model may have been made for one epoch
-        return []
-
-
-def _find_problems_between_epochs(straight: _CheckedModel) -> list[str]:
-    """Begin the next epoch with and without a hop before it; return the problems."""
-
-    def train_hopped() -> _CheckedModel:
-        hopped = straight.build_again()
-        hopped.load(packed)
-        hopped.train(0, epoch=epoch)
-        return hopped
-
-    if not _has_own_epochs(straight.live.model):
-        return []  # then the state lacks nothing here
     try:
         packed, epoch = straight.pack_state(), straight.epoch + 1
-        straight.train(0, epoch=epoch)
+        train(straight)
         hopped = train_hopped()
         state_hash = hopped.hash_state()
-        if state_hash == straight.hash_state():
+        if state_hash == straight.hash_state() and not of_few_batches:
             return []  # if a counter is lost, nothing depends on it
-        if state_hash != train_hopped().hash_state():
-            return []  # the epochs are not deterministic
-        return find_differences(straight, hopped)
-    except Exception:  # after a few batches, it may need a whole epoch
+        problems = find_differences(straight, hopped)
+        if problems and state_hash != train_hopped().hash_state():
+            return [_NOT_DETERMINISTIC] if of_few_batches else []
+        return problems
+    except Exception:  # the model may have been made for one epoch, or need whole epochs
         return []
 
 
@@ -241,7 +219,7 @@ class _CheckedModel:
         with contextlib.suppress(Exception):  # after the training, a walk that fails is reported
             values = walk(self.live.model, "model")
             self._built.update((path, value) for path, value in values if not is_array(value))
-        self.layouts: dict[str, layout.Layout] = {}
+        self.layouts: dict[str, Layout] = {}
         self.epoch = 0
         self.metrics: dict[str, float] = {}  # of the epoch, once it is validated
         self.is_of_few_batches = False
@@ -295,9 +273,8 @@ class _CheckedModel:
             and are_equal(self.own.built.get(path), hopped.own.built.get(path))
         ]
 
-    def batch(self, half: int) -> Any:
-        """Return the first batch that ``train(half)`` trains on."""
-        return next(self._make_batches(half))
+    def make_first_batch(self) -> Any:
+        return next(self._make_batches(0))
 
     def pack_state(self) -> Any:
         return _core.pack_state(self.runner.copy_to_host(self.live))
@@ -307,7 +284,7 @@ class _CheckedModel:
 
     def note_layouts(self) -> None:
         state = self.live.model.state_dict()
-        self.layouts = layout.read_layouts(walk(state, "state_dict()"))
+        self.layouts = _read_layouts(walk(state, "state_dict()"))
 
     def hop_to(self, packed: Any) -> None:
         """Load a state from within the first epoch."""
@@ -330,7 +307,7 @@ class _CheckedModel:
             with generators.preserve_generators(live.torch, seed=0):
                 device = runner.device_of(live.model)
                 _, metrics = evaluate_model(live.model, loader, device=device)
-            live.progress.add_validation(metrics)
+            live.progress.validation = metrics
         self.metrics = end_epoch(live, self.epoch)
         live.generators = generators.capture(live.torch, live.cuda)
 
@@ -372,9 +349,9 @@ def find_differences(straight: _CheckedModel, hopped: _CheckedModel) -> list[str
         lost = straight.find_unlike_at_hop(hopped)
     lost = [_FORWARD.sub("model.net", path) for path in lost]
     problems += [f"{path} is lost by a hop: it is not in state_dict()" for path in lost[:5]]
-    moved = layout.find_changed(straight.layouts, hopped.layouts)
+    moved = _find_changed_layouts(straight, hopped)
     if problems and moved:
-        problems.append(f"{layout.describe_change(moved)}: {layout.CURE}")
+        problems.append(f"{_describe_layouts(moved)}: {LAYOUT_CURE}")
     for name, value in straight.metrics.items():
         if not problems and not are_same(value, hopped.metrics.get(name)):
             problems.append(f"after a hop the metric {name!r} differs, although the state does not")
@@ -383,108 +360,57 @@ def find_differences(straight: _CheckedModel, hopped: _CheckedModel) -> list[str
     return problems
 
 
-# --- walking an object -------------------------------------------------------
+# --- memory layouts ------------------------------------------------------------
 
 
-def walk(root: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the path and value of every array, tensor and number in an object, each object once."""
-    yield from _walk(root, name, MAX_DEPTH, {})
+def _read_layouts(leaves: Iterable[tuple[str, Any]]) -> dict[str, Layout]:
+    layouts = {}
+    for path, value in leaves:
+        strides = _read_strides(value)
+        if strides and 0 not in value.shape:
+            pairs = zip(value.shape, strides, strict=True)
+            layouts[path] = tuple((size, stride) for size, stride in pairs if size != 1)
+    return layouts
 
 
-def _walk(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, (bool, int, float, complex)):
-        yield path, value
-        return
-    if isinstance(value, (bytearray, array.array)):
-        value = np.frombuffer(bytes(value), np.uint8)
-    if isinstance(value, (str, bytes, type, types.ModuleType)) or value is None:
-        return
-    if id(value) in seen:
-        return
-    seen[id(value)] = value  # keeps the object alive, so that its id is not reused
-    if is_array(value) and not has_objects(value):
-        yield path, value
-        return
-    if depth == 0:
-        return
-    for part, child in iterate_children(value):
-        yield from _walk(child, path + part, depth - 1, seen)
+def _read_strides(value: Any) -> tuple[int, ...]:
+    """Return an array's strides in elements; empty if the framework chooses the layout."""
+    if isinstance(value, np.ndarray):
+        return tuple(stride // value.itemsize for stride in value.strides)
+    stride = getattr(value, "stride", None)
+    return tuple(stride()) if callable(stride) else ()
 
 
-def iterate_children(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of an object that can hold state."""
-    if has_objects(value):
-        value = value.ravel().tolist()
-    if isinstance(value, Mapping):
-        for index, (key, child) in enumerate(list(value.items())):
-            yield f"[{_format_key(key, index)}]", child
-        return
-    if isinstance(value, (list, tuple, deque, set, frozenset)):
-        entries = _sort_elements(value) if isinstance(value, (set, frozenset)) else value
-        for index, child in enumerate(list(entries)):
-            yield f"[{index}]", child
-        return
-    if isinstance(value, functools.partial):
-        yield ".func", value.func
-        yield ".args", value.args
-        yield ".keywords", value.keywords
-        return
-    if isinstance(value, (types.MethodType, types.FunctionType)):
-        for part, place in places_of(value):
-            with contextlib.suppress(ValueError):  # the cell is still empty
-                yield part, place.read()
-        return
-    module = type(value).__module__
-    # Objects that only run a step are not state: a captured graph, a recorded or compiled program.
-    steps = ("cerebro.torch.graph", "cerebro.torch.recorded_step")
-    ours = ("cerebro._core", "cerebro.torch.parameter_order", *steps)
-    numbered = ("flax.ids",)  # every flax module has a unique number
-    modes = ("torch.autograd.grad_mode",)  # has the mode before its last use
-    skipped = (*ours, *numbered, *modes, "builtins", "numpy.random")
-    if isinstance(value, Unchecked) or module.startswith(skipped):
-        return
-    # A compiled network is a module of TorchDynamo; all its other objects only run a step.
-    if module.startswith("torch._dynamo") and not hasattr(value, "_modules"):
-        return
-    for attribute, child in sorted(attributes_of(value).items()):
-        # PyTorch keeps a module's parts in three mappings; users know each part by its own name.
-        if attribute in ("_parameters", "_buffers", "_modules") and isinstance(child, Mapping):
-            yield "", child if attribute == "_modules" else dict(child)
-        elif not attribute.startswith(("__", "_torchdynamo")):
-            yield f".{attribute}", child
+def _find_changed_layouts(straight: _CheckedModel, hopped: _CheckedModel) -> list[str]:
+    """Return the paths of the tensors that have the same sizes in another layout."""
+    return [
+        path
+        for path, layout in straight.layouts.items()
+        if (other := hopped.layouts.get(path, layout)) != layout
+        and [size for size, _ in other] == [size for size, _ in layout]
+    ]
 
 
-def _sort_elements(entries: Collection[Any]) -> list[Any]:
-    """Return a set's elements in the same order in two models, as far as possible."""
-
-    def key(value: Any) -> tuple[str, Any]:
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        if is_array(value) and not has_objects(value):
-            return kind, as_bytes(value)
-        return kind, repr(value).encode() if isinstance(value, (str, bytes, int, float)) else b""
-
-    return sorted(entries, key=key)
+def _describe_layouts(paths: list[str]) -> str:
+    return f"a hop changes the memory layout of {', '.join(paths[:3])}"
 
 
-def _format_key(key: Any, index: int) -> str:
-    """Return a mapping's key as it is in a path; a tensor is given by its place and shape."""
-    if isinstance(key, np.generic) or not is_array(key):
-        return repr(key)
-    return f"<{index}: {type(key).__name__} {'x'.join(map(str, key.shape))}>"
+def _check_layouts(straight: _CheckedModel, hopped: _CheckedModel) -> list[Finding]:
+    """Return a finding if tensors have changed their layout, although training continued equally.
 
-
-def id_of(value: Any) -> Any:
-    """Return the identity of a tensor's memory, or of any other object."""
-    pointer = getattr(value, "data_ptr", None)
-    return ("memory", pointer()) if callable(pointer) else id(value)
-
-
-def are_same(left: Any, right: Any) -> bool:
-    """Return whether two leaves of nested values are equal bit for bit."""
-    if is_array(left) != is_array(right):
-        return False
-    if not is_array(left):
-        return type(left) is type(right) and (left == right or (left != left and right != right))
-    if tuple(left.shape) != tuple(right.shape) or str(left.dtype) != str(right.dtype):
-        return False
-    return as_bytes(left) == as_bytes(right)
+    Tensors of more than two dimensions are often moments of an optimizer, which are computed
+    element by element: they give only a hint.
+    """
+    sizes = {path: len(layout) for path, layout in straight.layouts.items()}
+    paths = [path for path in _find_changed_layouts(straight, hopped) if sizes[path] > 1]
+    matrices = [path for path in paths if sizes[path] == 2]
+    if not paths:
+        return []
+    return [
+        Finding(
+            "changed-layout",
+            f"{_describe_layouts(matrices or paths)}, so that products may have other last bits",
+            LAYOUT_CURE,
+            "matters" if matrices else "hint",
+        )
+    ]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cerebro.data.manifest import shard_folder
-from cerebro.errors import CorruptDataError, DeviceError, InputError, text_of
+from cerebro.errors import DeviceError, InputError, text_of
 from cerebro.machine import cuda, environment
 from cerebro.machine.devices import GpuMemoryError, is_gpu
 from cerebro.machine.files import is_full
@@ -34,7 +34,7 @@ from cerebro.worker.messages import (
 )
 from cerebro.worker.models import hash_parameter_order
 from cerebro.worker.runner import UnitRunner
-from cerebro.worker.user_errors import describe, names_data, traceback_of
+from cerebro.worker.user_errors import describe, is_about_data, traceback_of
 
 
 def execute(runner: UnitRunner, job: Job) -> Event:
@@ -140,7 +140,7 @@ def make_shard(runner: UnitRunner, task: ShardTask) -> ShardMade | ShardFailed:
             raise
         shutil.rmtree(folder, ignore_errors=True)
         kind: Literal["error", "input", "memory", "data", "storage", "worker"] = "error"
-        if isinstance(error, CorruptDataError) or names_data(error, context.train):
+        if is_about_data(error, context.train):
             kind = "data"
         elif isinstance(error, GpuMemoryError):
             kind = "memory"

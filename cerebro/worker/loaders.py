@@ -13,14 +13,9 @@ import cerebro._core as _core
 from cerebro.data import Dataset, depots
 from cerebro.machine.devices import is_gpu
 from cerebro.model import read_columns
-from cerebro.worker.diagnosis.data import find_not_finite, summarize_texts
+from cerebro.worker.data_diagnosis import find_not_finite, summarize_texts
 from cerebro.worker.messages import RunContext
-from cerebro.worker.models import (
-    Loader,
-    describe_left_out,
-    find_fitting_columns,
-    make_batches,
-)
+from cerebro.worker.models import Loader, describe_left_out, find_fitting_columns, make_batches
 from cerebro.worker.trial_warnings import warn
 
 MAX_LOADERS = 8
@@ -105,7 +100,6 @@ class Loaders:
         return data
 
     def _find_fitting_columns(self, model: Any, read: list[str] | None) -> list[str] | None:
-        """Return the columns of validation batches; see `find_fitting_columns`."""
         train, validation = self._context.train, self._context.validation
         assert validation is not None
         key = None if read is None else tuple(read)

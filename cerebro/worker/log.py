@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import io
 import logging
 import os
@@ -27,13 +26,14 @@ from typing import Any, TextIO
 
 from cerebro.machine.files import explain_storage_errors, open_plain
 
-_NOWHERE = Path(os.devnull)
+NOWHERE = Path(os.devnull)
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+_C_LIBRARY = ctypes.CDLL(None)
 
 
 def log_path(folder: str, trial: int | None) -> Path:
     """Return the path of a trial's log, or of the null device without a trial."""
-    return _NOWHERE if trial is None else Path(f"{folder}/{trial}.log")
+    return NOWHERE if trial is None else Path(f"{folder}/{trial}.log")
 
 
 def append_text(path: Path, text: str) -> None:
@@ -106,27 +106,41 @@ def make_streams_last() -> None:
         _lasting[name] = stream
 
 
+class SavedDescriptors:
+    """Copies of descriptors 1 and 2; a call points the descriptors there again."""
+
+    def __init__(self) -> None:
+        flush_output()
+        self._copies: list[int] = []
+        for descriptor in (1, 2):
+            self._copies.append(os.dup(descriptor))
+
+    def __call__(self) -> None:
+        flush_output()
+        for descriptor, copy in zip((1, 2), self._copies, strict=True):
+            os.dup2(copy, descriptor)
+
+    def __del__(self) -> None:
+        for copy in self._copies:
+            os.close(copy)
+
+
 @contextlib.contextmanager
 def redirect_descriptors(path: Path) -> Iterator[None]:
     """Redirect file descriptors 1 and 2 of this process to the end of a file."""
-    with contextlib.ExitStack() as opened:
-        with explain_storage_errors(), os.fdopen(open_plain(path, APPEND), "ab", 0) as log:
-            saved = []
-            for descriptor in (1, 2):
-                saved.append(os.dup(descriptor))
-                opened.callback(os.close, saved[-1])
-            flush_output()
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-        try:
-            yield
-        finally:
-            flush_output()
-            for name, stream in _lasting.items():  # in place of those that a trial has put there
-                # Another one may close its descriptor now, if it is freed.
-                setattr(sys, name, stream)
-            for descriptor, before in zip((1, 2), saved, strict=True):
-                os.dup2(before, descriptor)
+    with explain_storage_errors(), os.fdopen(open_plain(path, APPEND), "ab", 0) as log:
+        put_back = SavedDescriptors()
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        flush_output()
+        for name, stream in _lasting.items():  # in place of those that a trial has put there
+            # Another one may close its descriptor now, if it is freed.
+            setattr(sys, name, stream)
+        put_back()
+        del put_back
 
 
 def flush_output() -> None:
@@ -135,12 +149,7 @@ def flush_output() -> None:
         # A trial may have closed or replaced a stream.
         with contextlib.suppress(Exception):
             stream.flush()
-    load_c_library().fflush(None)  # C's own streams, all of them
-
-
-@functools.cache
-def load_c_library() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
+    _C_LIBRARY.fflush(None)  # C's own streams, all of them
 
 
 # --- in the user's process ----------------------------------------------------
@@ -249,17 +258,13 @@ class SwitchedStream(io.TextIOBase):
         return contextlib.nullcontext() if self._path is None else explain_storage_errors()
 
     def _point_descriptor(self) -> None:
-        """Have the descriptor point where writes go."""
-        candidates = [self.target()]
-        if self._path is None:
-            candidates.append(getattr(sys, f"__{self._name}__"))
-        for stream in candidates:
-            with contextlib.suppress(AttributeError, OSError, ValueError):
-                os.dup2(stream.fileno(), self._descriptor, inheritable=False)  # type: ignore[union-attr]
-                self._pointed = _identify_file(self._descriptor)
-                return
+        own = getattr(sys, f"__{self._name}__") if self._path is None else None
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
-            os.dup2(nowhere.fileno(), self._descriptor, inheritable=False)
+            streams: list[Any] = [self.target(), own, nowhere]
+            for stream in streams:
+                with contextlib.suppress(AttributeError, OSError, ValueError):
+                    os.dup2(stream.fileno(), self._descriptor, inheritable=False)
+                    break
         self._pointed = _identify_file(self._descriptor)
 
     @contextlib.contextmanager

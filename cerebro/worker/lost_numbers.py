@@ -1,7 +1,7 @@
 """Notice during a run that a trial changes a number or an array that a hop would lose.
 
 The hop check before a search tries one configuration on a few batches. So after each unit the
-values of the user's own objects (see `own_numbers`) are compared with those that `build` made. This
+values of the user's own objects (see `OwnNumbers`) are compared with those that `build` made. This
 takes microseconds, and usually none differs.
 
 If one differs and is not in the state, the trial's model is built twice more, gets the trial's
@@ -17,18 +17,25 @@ if the two models continued differently.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import cerebro._core as _core
 from cerebro.machine import generators
 from cerebro.model import get_whole_pass
-from cerebro.worker.hop_check import are_same, id_of, walk
+from cerebro.worker.contents import (
+    OwnNumbers,
+    are_equal,
+    are_same,
+    find_arrays,
+    id_of,
+    is_gathered,
+    walk,
+)
 from cerebro.worker.messages import Task, Warned
 from cerebro.worker.models import LiveModel, end_epoch
-from cerebro.worker.own_numbers import OwnNumbers, are_equal, find_arrays, is_gathered
 from cerebro.worker.runner import UnitRunner
+from cerebro.worker.trial_warnings import warn_at_build
 
 MOST_NAMED = 3
 ARRAY_LOOKS = 4  # looks at an attribute with arrays, each when the trial is twice as old
@@ -157,7 +164,9 @@ class _Continued(NamedTuple):
     state_hash: str
 
     def is_like(self, other: _Continued) -> bool:
-        return self.state_hash == other.state_hash and _are_same(self.results, other.results)
+        pairs = zip(walk(self.results, ""), walk(other.results, ""), strict=True)
+        alike = (are_same(value, another) for (_, value), (_, another) in pairs)
+        return self.state_hash == other.state_hash and all(alike)
 
 
 def _continue_training(
@@ -194,23 +203,11 @@ def _make_first_batch(runner: UnitRunner, live: LiveModel, task: Task) -> Any:
     return next(iter(loader))
 
 
-def _are_same(left: Any, right: Any) -> bool:
-    return all(
-        are_same(value, other)
-        for (_, value), (_, other) in zip(walk(left, ""), walk(right, ""), strict=True)
-    )
-
-
 def _make_warnings(runner: UnitRunner, task: Task, lost: list[str]) -> tuple[Warned, ...]:
     named = ", ".join(lost[:MOST_NAMED])
     text = (
         f"a hop loses {named}, which training changes: make it a buffer, or put it into state_dict"
     )
-    code = getattr(runner.context.build, "__code__", None)
-    file, line = getattr(code, "co_filename", "cerebro"), getattr(code, "co_firstlineno", 1)
     with runner.redirect_output(task.trial), runner.warnings.collect(task.trial) as warned:
-        try:
-            warnings.warn_explicit(text, UserWarning, file, line)
-        except UserWarning:  # the user's filters make errors of warnings
-            warned.append(Warned(("builtins:UserWarning",), text, file, line))
+        warn_at_build(text, runner.context.build)
     return tuple(warned)

@@ -150,9 +150,8 @@ class RunContext:
 
     def check_files(self) -> None:
         """Raise CorruptDataError, which names the file, if a data file was truncated or removed."""
-        for view in (self.train, self.validation):
-            for shard in range(0 if view is None else view.num_shards):
-                assert view is not None
+        for view in [self.train] if self.validation is None else [self.train, self.validation]:
+            for shard in range(view.num_shards):
                 view.shards.check_sizes(shard)
 
 
@@ -255,7 +254,7 @@ class ProcessNotes:
 
     libraries: tuple[str, ...] = ()  # the members of `LIBRARIES` that it has imported
     resident: int = 0  # its memory, in bytes; 0 if unknown
-    grown: int = 0  # by how many bytes it grew unexpectedly; see `cerebro.worker.growth`
+    grown: int = 0  # by how many bytes it grew unexpectedly; see `trial_warnings.Growth`
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,9 @@ import contextlib
 import gc
 import hashlib
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import cerebro._core as _core
 from cerebro.data import Dataset, depots
@@ -33,12 +32,12 @@ from cerebro.machine.guard import guard_trial
 from cerebro.machine.libraries import LIBRARIES
 from cerebro.model import BaseModel, Info, check_model, read_columns
 from cerebro.run.recipe import call_build
-from cerebro.worker.epoch_progress import EpochProgress
+from cerebro.worker.contents import OwnNumbers
 from cerebro.worker.evaluate import convert_metrics
+from cerebro.worker.gpu import StateArena
 from cerebro.worker.messages import MAX_LIVE_MODELS, MAX_LIVE_MODELS_ON_GPU, RunContext
-from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.read_names import Reads
-from cerebro.worker.state_arena import StateArena
+from cerebro.worker.trial_state import EpochProgress
 from cerebro.worker.user_errors import describe
 
 COLLECTED_BYTES = 256 << 20  # dropped models of this size together are freed at once
@@ -91,37 +90,24 @@ class LiveModel:
         return 3 * max(1, self.state_bytes) + int(getattr(self.model, "held_bytes", 0))
 
 
-class LiveModels:
+class LiveModels(dict[int, LiveModel]):
     """The models that a worker keeps between units, the least recently used first."""
 
     def __init__(self, context: RunContext) -> None:
+        super().__init__()
         self._context = context
-        self._models: OrderedDict[int, LiveModel] = OrderedDict()
         self._untold: set[int] = set()  # trials whose models were dropped for another worker's unit
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._models)
-
-    def get(self, trial: int) -> LiveModel | None:
-        return self._models.get(trial)
-
-    def add(self, trial: int, live: LiveModel) -> None:
-        self._models[trial] = live
-
-    def take(self, trial: int) -> None:
-        """Remove a model that is in use: it is added again once its state is right."""
-        self._models.pop(trial, None)
-
     def drop(self, trial: int) -> None:
-        live = self._models.pop(trial, None)
+        live = self.pop(trial, None)
         if live is not None:
             # Without a state, its first unit has failed.
             DROPPED.add(live.held_bytes if live.state_bytes else None)
 
     def make_room(self) -> None:
         """Drop all models; the next `drop_least_used` returns their trials, too."""
-        self._untold.update(self._models)
-        self._models.clear()
+        self._untold.update(self)
+        self.clear()
 
     def drop_least_used(self, current: int) -> tuple[int, ...]:
         """Drop the least recently used models; return all trials whose models are gone."""
@@ -130,9 +116,9 @@ class LiveModels:
         limit = context.limits.live_models
         if limit is None:
             most = MAX_LIVE_MODELS_ON_GPU if is_gpu(context.device) else MAX_LIVE_MODELS
-            limit = max(1, min(most, context.share.live_bytes // self._models[current].held_bytes))
-        while len(self._models) > limit:
-            gone.append(next(iter(self._models)))
+            limit = max(1, min(most, context.share.live_bytes // self[current].held_bytes))
+        while len(self) > limit:
+            gone.append(next(iter(self)))
             self.drop(gone[-1])
         return tuple(gone)
 
@@ -142,7 +128,6 @@ class LiveModels:
 
 def build_model(
     context: RunContext,
-    trial: int,
     config: Mapping[str, Any],
     info: Info,
     given: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
@@ -202,7 +187,6 @@ def build_model(
 
 def build_and_note(
     context: RunContext,
-    trial: int,
     config: Mapping[str, Any],
     info: Info,
     reads: Reads,
@@ -214,7 +198,7 @@ def build_and_note(
     been logged.
     """
     try:
-        built = build_model(context, trial, config, info, reads.note_reads)
+        built = build_model(context, config, info, reads.note_reads)
     except Exception as error:
         if not reads.may_have_caused(error):
             raise
@@ -227,7 +211,7 @@ def build_and_note(
     DROPPED.add(None)
     DROPPED.free()
     with output:
-        return build_model(context, trial, config, info)
+        return build_model(context, config, info)
 
 
 def make_info(
@@ -438,7 +422,8 @@ def end_epoch(live: LiveModel, epoch: int) -> dict[str, float]:
     computed = live.model.end_epoch(epoch, dict(metrics))
     if not isinstance(computed, Mapping) or not computed:
         return metrics
-    live.progress.set_training(convert_metrics(computed))
+    # These are of the whole epoch, and not means over batches.
+    live.progress.training |= {n: (value, 1.0) for n, value in convert_metrics(computed).items()}
     return live.progress.epoch_metrics()
 
 
@@ -458,20 +443,14 @@ def load_tree(
     live: LiveModel, buffer: Any, device: str = "cpu", arena: StateArena | None = None
 ) -> None:
     """Load a packed state into a live model on `device`."""
+    tree: Any = None
     if device != "cpu":
         tree = _core.unpack_state(buffer, "torch", copy=None)  # only read: the arena makes the copy
-        load_parts(live, (arena or StateArena()).to_device(tree, device))
-        return
-    framework: Literal["torch", "numpy"] = "torch" if live.torch else "numpy"
-    tree = None
-    if getattr(live.model, "loads_in_place", False):
+        tree = (arena or StateArena()).to_device(tree, device)
+    elif getattr(live.model, "loads_in_place", False):
         tree = _core.load_into(buffer, pack_tree(live))  # None if the states' layouts differ
     if tree is None:
-        tree = _core.unpack_state(buffer, framework)
-    load_parts(live, tree)
-
-
-def load_parts(live: LiveModel, tree: Mapping[str, Any]) -> None:
+        tree = _core.unpack_state(buffer, "torch" if live.torch else "numpy")
     live.model.load_state_dict(tree["model"])
     live.structure = describe_structure(tree["model"])
     live.generators = tree["generators"]
@@ -505,15 +484,11 @@ def hash_parameter_order(model: Any) -> str:
 
 
 def _list_parts(value: Any, path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    if isinstance(value, Mapping):
-        for key, child in value.items():
+    if isinstance(value, (Mapping, list, tuple)):
+        for key, child in value.items() if isinstance(value, Mapping) else enumerate(value):
             if key == _NAMES:
                 yield f"{path}: {sorted(sorted(map(str, names)) for names in child)}", ()
             elif isinstance(child, (Mapping, list, tuple)) or hasattr(child, "shape"):
                 yield from _list_parts(child, f"{path}/{key}")
-    elif isinstance(value, (list, tuple)):
-        for place, child in enumerate(value):
-            if isinstance(child, (Mapping, list, tuple)) or hasattr(child, "shape"):
-                yield from _list_parts(child, f"{path}/{place}")
     elif hasattr(value, "shape"):
         yield path, tuple(value.shape)

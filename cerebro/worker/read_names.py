@@ -93,7 +93,7 @@ class Reads:
 
 
 def _note_key(method: Any) -> Any:
-    """Return a method of dict that first notes the key with which it is called."""
+    """Return a method of dict that first notes the key; `_note_all` notes all keys."""
 
     def note_and_call(self: _Noted, key: Any, *rest: Any) -> Any:
         self.note(key)
@@ -103,7 +103,6 @@ def _note_key(method: Any) -> Any:
 
 
 def _note_all(method: Any) -> Any:
-    """Return a method of dict that first notes all keys of the dict."""
 
     def note_and_call(self: _Noted, *arguments: Any) -> Any:
         for key in dict.keys(self):

@@ -3,7 +3,7 @@
 Every worker process has a `UnitRunner`; with ``workers=0`` the coordinator's process has one. It
 keeps models alive between units: the state of a trial that stays on its worker is packed but not
 unpacked. A process on a GPU may have several runners, each in a thread with its own stream, whose
-units overlap (`cerebro.worker.streams`). The steps of a unit:
+units overlap (`cerebro.worker.gpu`). The steps of a unit:
 
 1. take the live model, or build one, begin the epoch and load the trial's committed state;
 2. restore the trial's random generators;
@@ -30,7 +30,7 @@ import cerebro._core as _core
 from cerebro.arguments import MAX_INT32, check_whole_number
 from cerebro.data import depots
 from cerebro.data.order import mix_in_order
-from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
+from cerebro.errors import StateError, UnitCancelled, text_of
 from cerebro.machine import device_check, flags, generators, turns
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import is_gpu, is_short_of_gpu_memory
@@ -39,8 +39,9 @@ from cerebro.machine.flags import TORCH
 from cerebro.machine.libraries import apply_settings, begin_run, present_settings, restore_settings
 from cerebro.run.records import strip_study
 from cerebro.run.states import CloneOf, read_state
-from cerebro.worker import growth, models, user_errors
+from cerebro.worker import models, user_errors
 from cerebro.worker.clock import TaskClock
+from cerebro.worker.contents import OwnNumbers
 from cerebro.worker.evaluate import (
     RecordedStepDiffers,
     end_training,
@@ -49,6 +50,7 @@ from cerebro.worker.evaluate import (
     replay_recorded_steps,
     run_batches,
 )
+from cerebro.worker.gpu import StateArena
 from cerebro.worker.loaders import Loaders
 from cerebro.worker.log import append_text, log_path, redirect_descriptors, redirect_streams
 from cerebro.worker.messages import (
@@ -63,11 +65,9 @@ from cerebro.worker.messages import (
     UnitSums,
 )
 from cerebro.worker.models import DROPPED, LiveModel, LiveModels
-from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.read_names import ReadNames, Reads
-from cerebro.worker.state_arena import StateArena
-from cerebro.worker.trial_slots import TrialSlots
-from cerebro.worker.trial_warnings import Watch, warn
+from cerebro.worker.trial_state import TrialSlots
+from cerebro.worker.trial_warnings import Watch, measure_growth, warn
 
 MAX_TRIES = 4  # states of a trial that are tried because their structure is new
 ASIDE_SECONDS = 60.0  # for a comparison of models, in addition to the unit's own limit
@@ -197,9 +197,7 @@ class UnitRunner:
             kind = "cancelled"
         elif isinstance(error, Diverged):
             kind = "diverged"
-        elif isinstance(error, CorruptDataError) or user_errors.names_data(
-            error, self.context.train, self.context.validation
-        ):
+        elif user_errors.is_about_data(error, self.context.train, self.context.validation):
             kind = "data"
         elif self._own_process and (isinstance(error, ExhaustedError) or self.has_lost_gpu()):
             kind = "worker"
@@ -255,9 +253,7 @@ class UnitRunner:
         file = None
         if metrics is not None:
             file = self.slots.save(task, self.context.folders.states, state_hash)
-        grown = growth.measure_unexplained(
-            unit.before, after, loaded=unit.loaded, state_bytes=live.state_bytes
-        )
+        grown = measure_growth(unit.before, after, loaded=unit.loaded, state_bytes=live.state_bytes)
         libraries = tuple(name for name in LIBRARIES if name in sys.modules)
         return UnitDone(
             worker=self.worker,
@@ -367,7 +363,6 @@ class UnitRunner:
         return True
 
     def _compute(self, live: LiveModel, task: Task) -> UnitSums:
-        """Train or evaluate the model for a task; return the metrics as sums."""
         live.progress.begin_unit(task.epoch, task.step)
         if task.step == 0 and hasattr(live.model, "begin_epoch"):
             live.model.begin_epoch(task.epoch)
@@ -427,7 +422,7 @@ class UnitRunner:
             device = self.device_of(live.model)
             with replay_recorded_steps(live.model, training=False):
                 result, metrics = evaluate_model(live.model, loader, self._beat, device)
-        live.progress.add_validation(metrics)
+        live.progress.validation = metrics
         loss, weight = result.sums.get("loss", (0.0, 0.0))
         if weight and not math.isfinite(loss):
             cause = self._find_cause_in_data(live, task, training=False)
@@ -465,7 +460,7 @@ class UnitRunner:
                     live.position = 0
             else:
                 apply_settings(live.libraries)
-            self.models.take(task.trial)
+            self.models.pop(task.trial, None)  # until its state is right
             if live.position != task.position:
                 with self.use_settings():
                     if task.step > 0 and (built or live.progress.epoch != task.epoch):
@@ -478,7 +473,7 @@ class UnitRunner:
         others = turns.is_shared() or not self._own_process  # they also use the generators
         if loaded or task.trial != last or others:
             generators.restore(live.generators)
-        self.models.add(task.trial, live)
+        self.models[task.trial] = live
         return live, loaded, built
 
     def _build_for(self, task: Task) -> LiveModel:
@@ -507,10 +502,10 @@ class UnitRunner:
             device=context.device,
         )
         if reads is None:
-            model, torch = models.build_model(context, trial, config, info)
+            model, torch = models.build_model(context, config, info)
         else:
             silent = self.redirect_output(None)
-            model, torch = models.build_and_note(context, trial, config, info, reads, silent)
+            model, torch = models.build_and_note(context, config, info, reads, silent)
         self._clock.note_built()
         if not self._tried and is_gpu(where := self.device_of(model)):
             self._try_device(where)
@@ -518,13 +513,12 @@ class UnitRunner:
             model.stop_recording()
         self.warnings.take_filters()  # build may have imported the filters' categories
         cuda = torch and (is_gpu(self.context.device) or generators.uses_cuda(model))
-        state = generators.capture(torch, cuda)
         return LiveModel(
             model,
             torch,
             cuda,
             epochs=epochs,
-            generators=state,
+            generators=generators.capture(torch, cuda),
             libraries=present_settings(),
             own_numbers=OwnNumbers(model),
         )
@@ -551,13 +545,14 @@ class UnitRunner:
     def load_anew(self, live: LiveModel, task: Task, packed: Any, epoch: int) -> LiveModel:
         """Load a state of `epoch` into a trial's model; see `load_or_rebuild`."""
 
+        def load(live: LiveModel) -> None:
+            self.load_packed(live, packed)
+
         def rebuild() -> LiveModel:
             with self.redirect_output(None):
                 return self._build_for(task)
 
-        return models.load_or_rebuild(
-            live, lambda model: self.load_packed(model, packed), rebuild, epoch
-        )
+        return models.load_or_rebuild(live, load, rebuild, epoch)
 
     def _load_clone(self, live: LiveModel, task: Task, clone_of: CloneOf) -> LiveModel:
         """Load the model state of another trial into a new trial, but not its generators."""
@@ -592,13 +587,12 @@ class UnitRunner:
 
         With `strict`, such an operation raises an error for `tolerates`.
         """
-        context = self.context
-        with context.exactness.compute_on(context.device, strict=strict):
-            if not context.exactness.may_be_inexact_on(context.device):
-                yield
-                return
-            with flags.note_operations(set() if not_exact is None else not_exact):
-                yield
+        exactness, device = self.context.exactness, self.context.device
+        notes: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if exactness.may_be_inexact_on(device):
+            notes = flags.note_operations(set() if not_exact is None else not_exact)
+        with exactness.compute_on(device, strict=strict), notes:
+            yield
 
     def tolerates(self, error: BaseException, not_exact: set[str]) -> bool:
         """Return whether the work may run again without `strict`; add the operation's name."""
@@ -610,9 +604,7 @@ class UnitRunner:
     def copy_to_host(self, live: LiveModel) -> dict[str, Any]:
         """Return a trial's state in host memory; tensors on a GPU are copied."""
         tree = models.pack_tree(live)
-        if self.device_of(live.model) == "cpu":
-            return tree
-        return self._arena.to_host(tree)  # type: ignore[no-any-return]
+        return tree if self.device_of(live.model) == "cpu" else dict(self._arena.to_host(tree))
 
     def load_packed(self, live: LiveModel, buffer: Any) -> None:
         """Load a packed state into a live model, on the model's device."""
@@ -645,17 +637,14 @@ class UnitRunner:
         """Make the next unit restore its generators, even if the trial is the same."""
         self._last_trial = None
 
-    @contextlib.contextmanager
-    def redirect_output(self, trial: int | None) -> Iterator[None]:
+    def redirect_output(self, trial: int | None) -> contextlib.AbstractContextManager[None]:
         """Redirect output to the trial's log; without a trial, discard it."""
         path = log_path(self.context.folders.logs, trial)
-        with redirect_descriptors(path) if self._own_process else redirect_streams(path):
-            yield
+        return redirect_descriptors(path) if self._own_process else redirect_streams(path)
 
     def close(self) -> None:
         """Release models, loaders, mapped files and cached GPU memory."""
-        self.models.make_room()
+        self.make_room()
         self._arena = StateArena()
-        self.loaders.close()
         self.slots.close_all()
         models.give_back_memory(self.context.device)

@@ -1,13 +1,9 @@
-"""Show the warnings that trials raise in the user's process, once each and with the trial.
+"""Warnings about trials: those that trials raise, and one about memory that keeps growing.
 
-Python shows a warning once per line of code and process, so the hop check or a worker's first trial
-would silence it for later trials. Therefore `Watch`, in the worker, makes Python forget before
-every unit which warnings it has shown. It writes a trial's warnings to the trial's log, once each,
-and sends them to the coordinator with the unit's result. The coordinator records them for every
-trial, and `ShownWarnings` shows each warning once per run.
-
-The filters of the user's process decide which warnings are shown; they are sent to the workers
-(`carry_filters`).
+`Watch`, in the worker, writes a trial's warnings to the trial's log, once each, and sends them to
+the coordinator with the unit's result. The coordinator records them for every trial, and
+`ShownWarnings` shows each once per run. The filters of the user's process decide; they are sent to
+the workers (`carry_filters`). See docs/design/workers.md.
 """
 
 from __future__ import annotations
@@ -15,16 +11,25 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from cerebro.machine.imports import module_of
+from cerebro.machine.resources import Usage
 from cerebro.report.findings import Finding
 from cerebro.worker.messages import Warned
 
 EVENT = "warning"  # the kind of the event that records a trial's warning
 MAX_TEXTS = 3  # the most texts shown per line of code: texts often differ only by a number
 MAX_LENGTH = 2000
+
+EPOCHS = 3
+LEAST_PER_EPOCH = 8 << 20
+LEAST_TOGETHER = 64 << 20
+LOADED_ALLOWANCE = 32 << 20
+LOADED_STATES = 3
 
 Place = tuple[str, str, int]
 CarriedFilter = tuple[Any, ...]  # an entry of `warnings.filters`, with its category given by name
@@ -37,7 +42,7 @@ _carried: list[Any] = []
 
 
 class Watch:
-    """Collects the warnings of one run's units; see the module's docstring.
+    """Collects the warnings of one run's units, also those that Python has shown before.
 
     `filters` are those of the user's process, from `carry_filters`; empty in that process itself.
     """
@@ -183,12 +188,18 @@ def show_finding(finding: Finding, build: Callable[..., Any], prefix: str = "") 
 
     The user's filters may hide the warning, but cannot make it an error that ends the search.
     """
+    if not finding.place:
+        warn_at_build(f"{prefix}{finding}", build)
+        return
+    file, _, line = finding.place.rpartition(":")
+    _show_text(f"{prefix}{finding}", file, int(line))
+
+
+def warn_at_build(text: str, build: Callable[..., Any]) -> None:
+    """Warn at the line of `build`, as `warn` does."""
     code = getattr(build, "__code__", None)
-    file, line = getattr(code, "co_filename", "cerebro"), getattr(code, "co_firstlineno", 1)
-    if finding.place:
-        file, _, number = finding.place.rpartition(":")
-        line = int(number)
-    _show_text(f"{prefix}{finding}", file, line)
+    line = getattr(code, "co_firstlineno", 1)
+    _show_text(text, getattr(code, "co_filename", "cerebro"), line)
 
 
 def warn(text: str) -> None:
@@ -202,3 +213,72 @@ def _show_text(text: str, file: str, line: int) -> None:
         warnings.warn_explicit(text, UserWarning, file, line)
     except UserWarning:
         show(Warned(("builtins:UserWarning",), text, file, line))
+
+
+# --- memory that keeps growing -------------------------------------------------
+
+
+def measure_growth(
+    before: Usage | None, after: Usage | None, *, loaded: bool, state_bytes: int
+) -> int:
+    """Return how many bytes a unit's process grew beyond what is expected.
+
+    `before` is the memory after the model was loaded, `after` that at the unit's end. `loaded` says
+    whether the unit had to build and load its model, whose packed state has `state_bytes`. Such a
+    unit also keeps gradients and the like, so only growth beyond a few times that size counts.
+    """
+    if before is None or after is None:
+        return 0
+    grown = after.private - before.private
+    if not loaded:
+        return grown
+    return max(0, grown - LOADED_ALLOWANCE - LOADED_STATES * state_bytes)
+
+
+@dataclass
+class _Growing:
+    in_epoch: int = 0
+    ended: int = 0
+    epochs: int = 0
+    together: int = 0
+    is_named: bool = False
+
+
+class Growth:
+    """Finds trials whose memory keeps growing, before they run out of memory.
+
+    With every unit a worker reports how much its private memory (without mapped files) grew. Code
+    that keeps nothing has a total growth close to zero over an epoch, whatever it allocates in
+    between. The rule: a trial gets a warning if three consecutive epochs, not counting its first,
+    each grew by at least 8 MB and together by at least 64 MB. A cache that fills once does not grow
+    for that long, but a list of outputs does.
+    """
+
+    def __init__(self) -> None:
+        self._trials: defaultdict[int, _Growing] = defaultdict(_Growing)
+
+    def add(self, trial: int, grown: int) -> None:
+        """Add a unit's unexpected growth, in bytes."""
+        self._trials[trial].in_epoch += grown
+
+    def end_epoch(self, trial: int, epoch: int, resident: int) -> str | None:
+        """Apply the rule at an epoch's end; return a warning, at most once per trial."""
+        its = self._trials[trial]
+        grown, its.in_epoch = its.in_epoch, 0
+        its.ended += 1
+        if its.ended == 1 or grown < LEAST_PER_EPOCH:
+            its.epochs = its.together = 0
+            return None
+        its.epochs += 1
+        its.together += grown
+        if its.is_named or its.epochs < EPOCHS or its.together < LEAST_TOGETHER:
+            return None
+        its.is_named = True
+        return (
+            f"trial {trial} keeps about {its.together / its.epochs / 1e6:.0f} MB more memory with "
+            f"every epoch (its process holds {resident / 1e6:.0f} MB after epoch {epoch}): does "
+            "the model, a metric or build keep batches, outputs or losses?"
+        )
+
+    def forget(self, trial: int) -> None:
+        self._trials.pop(trial, None)

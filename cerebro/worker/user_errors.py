@@ -10,12 +10,13 @@ from typing import Any
 
 from cerebro.data import Dataset
 from cerebro.data.given_rows import was_given
-from cerebro.errors import InputError, one_line, text_of
+from cerebro.errors import CorruptDataError, InputError, one_line, text_of
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.imports import find_raising_line
 from cerebro.run.records import class_name
 
 MOST_CHANNELS = 4  # the most channels of a picture: a larger dimension is its height or width
+MOST_TRACEBACK = 20_000  # characters
 LEAST_PIXELS = 8  # the least height and width of rows of bytes that are taken for gray pictures
 
 _TORCH_TYPES = {
@@ -274,22 +275,20 @@ def explain_memory_shortage(error: BaseException, device: str) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return an exception's traceback as clipped text, even if the exception has no text."""
+    """Return an exception's traceback, even if the exception has no text; a long one is cut."""
     try:
-        return clip_text("".join(traceback.format_exception(error)))
+        text = "".join(traceback.format_exception(error))
     except Exception:
-        return clip_text("".join(traceback.format_tb(error.__traceback__)) + describe(error))
-
-
-def clip_text(text: str, limit: int = 20_000) -> str:
-    """Remove the middle of a text that is too long to keep."""
-    if len(text) <= limit:
+        text = "".join(traceback.format_tb(error.__traceback__)) + describe(error)
+    more = len(text) - MOST_TRACEBACK
+    if more <= 0:
         return text
-    return f"{text[: limit // 2]}\n... {len(text) - limit} characters ...\n{text[-limit // 2 :]}"
+    half = MOST_TRACEBACK // 2
+    return f"{text[:half]}\n... {more} characters ...\n{text[-half:]}"
 
 
-def names_data(error: BaseException, *views: Dataset | None) -> bool:
-    """Return whether an error is about a missing file of the run's data."""
+def is_about_data(error: BaseException, *views: Dataset | None) -> bool:
+    """Return whether an error is about a damaged or missing file of the run's data."""
     if not isinstance(error, FileNotFoundError):
-        return False
+        return isinstance(error, CorruptDataError)
     return any(str(view.path) in str(error) for view in views if view is not None)

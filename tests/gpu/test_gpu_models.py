@@ -17,7 +17,7 @@ from cerebro.machine import devices, generators
 from cerebro.machine.flags import compute_settings
 from cerebro.torch.graph import CudaRecorder
 from cerebro.worker.evaluate import run_batches
-from cerebro.worker.state_arena import StateArena
+from cerebro.worker.gpu import StateArena
 
 torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402

@@ -82,7 +82,7 @@ def test_ignored_warnings_hide_the_finding(data, tmp_path):
 
 
 def test_states_do_not_depend_on_the_diagnosis(data, tmp_path, monkeypatch):
-    import cerebro.worker.diagnosis.diagnose as diagnosis
+    import cerebro.worker.diagnosis as diagnosis
 
     with_it, _ = searched(build_right, data, tmp_path / "with", workers=0)
     monkeypatch.setattr(diagnosis, "diagnose", lambda *_, **__: [])

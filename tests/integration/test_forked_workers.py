@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro.executors.forked import Child
+from cerebro.executors.fork_server import Child
 from cerebro.executors.process import WorkerProcess, fork_servers, warm_workers
 
 torch = pytest.importorskip("torch")

@@ -17,8 +17,8 @@ from cerebro.data import batches, depots
 from cerebro.data.depots import MovedBatches
 from cerebro.run.settings import Batches, Exactness, Limits
 from cerebro.worker import evaluate as device_values
+from cerebro.worker import gpu as device_states
 from cerebro.worker import jobs
-from cerebro.worker import state_arena as device_states
 from cerebro.worker.messages import CheckTask, RunContext, RunFolders, Task, UnitDone
 from cerebro.worker.runner import UnitRunner
 

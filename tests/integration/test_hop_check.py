@@ -159,7 +159,7 @@ def test_compiled_networks_are_searched(data, tmp_path):
 def test_dynamo_attributes_are_not_taken_for_state():
     """Run in a separate process: TorchDynamo stays imported, which prevents recorded steps."""
     code = (
-        "import torch; from cerebro.worker.hop_check import walk\n"
+        "import torch; from cerebro.worker.contents import walk\n"
         "layers = torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)\n"
         "net = torch.compile(torch.nn.Sequential(*layers), backend='eager')\n"
         "net(torch.zeros(2, 4))\n"

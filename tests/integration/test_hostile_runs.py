@@ -26,8 +26,8 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.files import StorageError
 from cerebro.run.owner import Owner, owner_of
 from cerebro.run.store import Store
-from cerebro.worker.epoch_progress import EpochProgress
 from cerebro.worker.log import append_text, redirect_descriptors, redirect_streams
+from cerebro.worker.trial_state import EpochProgress
 
 
 class Model:

@@ -11,7 +11,7 @@ import pytest
 
 import cerebro
 from cerebro.worker import lost_numbers
-from cerebro.worker.hop_check import walk
+from cerebro.worker.contents import walk
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional

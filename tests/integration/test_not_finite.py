@@ -10,7 +10,7 @@ import pytest
 import cerebro
 from cerebro.errors import InputError, RunError
 from cerebro.machine.objects import StorageError
-from cerebro.worker.diagnosis.data import find_not_finite, summarize_texts
+from cerebro.worker.data_diagnosis import find_not_finite, summarize_texts
 
 torch = pytest.importorskip("torch")
 
@@ -196,7 +196,7 @@ def test_columns_share_the_limit_of_bytes_read(tmp_path, monkeypatch):
     source = {"a": wide, "b": wide[:, 0], "l": [[0.0], [np.nan]] * 25, "n": np.arange(50)}
     data = cerebro.shard(source, tmp_path / "d", shards=2, shuffle=False)
     assert "in 50 rows, first in row 3" in find_not_finite(data, "ab")["b"]
-    monkeypatch.setattr("cerebro.worker.diagnosis.data.READ_BYTES", 10 * (24 + 4))
+    monkeypatch.setattr("cerebro.worker.data_diagnosis.READ_BYTES", 10 * (24 + 4))
     assert find_not_finite(data, "ab") == {
         "a": "column 'a' has NaN (6 values in 10 rows, first in row 3)",
         "b": "column 'b' has NaN (1 value in 10 rows, first in row 3)",

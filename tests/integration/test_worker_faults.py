@@ -314,7 +314,7 @@ def test_a_slow_first_build_does_not_count_toward_unit_timeout(data, calm, tmp_p
 
 
 def test_a_first_configuration_that_times_out_ends_the_run(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("cerebro.executors.watch.CHECK_SECONDS", 0.25)
+    monkeypatch.setattr("cerebro.executors.local.CHECK_SECONDS", 0.25)
     extra = """
         class Slow(Model):
             def train_batch(self, batch):

@@ -25,10 +25,10 @@ import torch
 from streams_on_standin import BATCH, Mixer, checked, runtime
 
 import cerebro
-from cerebro.executors import watch
+from cerebro.executors import local
 from cerebro.machine import devices, turns
 from cerebro.machine.devices import Device, Found
-from cerebro.worker import streams
+from cerebro.worker import gpu
 
 ROWS, SHARDS, EPOCHS, WORKERS = 240, 3, 2, 3
 GB = 10**9
@@ -68,7 +68,7 @@ class Event(standin.Event):
         super().synchronize()
 
 
-setattr(streams, "record_event", Event)  # noqa: B010
+setattr(gpu, "record_event", Event)  # noqa: B010
 
 
 def others() -> list[Any]:
@@ -276,7 +276,7 @@ def shown(run: Path) -> dict[str, Any]:
 
 def main(folder: Path, ways: list[str]) -> None:
     setattr(devices, "lookup", lambda: Found(GPUS))  # noqa: B010
-    setattr(watch, "DUMP_SECONDS", 4.0)  # noqa: B010  # a busy machine may need longer to dump
+    setattr(local, "DUMP_SECONDS", 4.0)  # noqa: B010  # a busy machine may need longer to dump
     rng = np.random.default_rng(0)
     columns = {"x": rng.normal(size=(ROWS, 5)).astype(np.float32)}
     data = cerebro.shard(columns, folder / "data", shards=SHARDS, progress=False)

@@ -22,7 +22,7 @@ import cerebro
 from cerebro.data import batches, depots
 from cerebro.machine import cuda, device_check, devices
 from cerebro.machine.devices import Device, Found
-from cerebro.worker.state_arena import StateArena
+from cerebro.worker.gpu import StateArena
 
 FAULTS: dict[str, dict[str, str]] = {
     "none": {},

@@ -33,7 +33,7 @@ import cerebro
 from cerebro.data import batches
 from cerebro.machine import cuda, devices, turns
 from cerebro.machine.devices import Device, Found
-from cerebro.worker import evaluate, state_arena, streams
+from cerebro.worker import evaluate, gpu
 
 SIZE, SLOTS = 4096, 1024
 BATCH, ROWS, SHARDS, EPOCHS = 8, 240, 3, 2
@@ -217,7 +217,7 @@ def build(config: dict[str, Any], info: Any) -> Mixer:
 
 def set_up() -> None:
     make_loader = batches.make_loader
-    reserve, read = state_arena.StateArena._reserve, evaluate._read_numbers
+    read = evaluate._read_numbers
 
     def make_dlpack(data: Any, size: int, **options: Any) -> Any:
         if options.get("device", "cpu") != "cpu":
@@ -232,7 +232,6 @@ def set_up() -> None:
             pinned.kept.append(address)  # type: ignore[attr-defined]
 
     pinned.kept = []  # type: ignore[attr-defined]
-    del reserve
 
     def copy_out(place: Any, tensor: Any) -> None:
         size = tensor.numel() * tensor.element_size()
@@ -253,15 +252,15 @@ def set_up() -> None:
 
     for owner, name, value in (
         (batches, "make_loader", make_dlpack),
-        (state_arena, "_synchronize", synchronize),
-        (state_arena, "_copy_out", copy_out),
-        (state_arena, "_copy_in", copy_in),
-        (state_arena, "_is_away", is_away),
-        (state_arena.StateArena, "_reserve", pinned),
+        (gpu, "_synchronize", synchronize),
+        (gpu, "_copy_out", copy_out),
+        (gpu, "_copy_in", copy_in),
+        (gpu, "_is_away", is_away),
+        (gpu.StateArena, "_reserve", pinned),
         (evaluate, "_is_scalar_elsewhere", lambda v: is_away(None, v)),
         (evaluate, "_read_numbers", read_waited),
-        (streams, "record_event", Event),
-        (streams, "open_stream", lambda _: Stream()),
+        (gpu, "record_event", Event),
+        (gpu, "open_stream", lambda _: Stream()),
         (torch.cuda, "init", lambda: None),
     ):
         setattr(owner, name, value)

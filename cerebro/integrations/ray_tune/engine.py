@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.errors import CerebroError, InputError, text_of
-from cerebro.executors.received import unpickle
+from cerebro.executors.wire import unpickle
 from cerebro.integrations.ray_tune.requests import Checkpoint, EpochRequest, TrainedEpoch
 from cerebro.integrations.ray_tune.session import Session, Work
 from cerebro.machine.guard import refuse

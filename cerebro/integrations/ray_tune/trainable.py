@@ -26,7 +26,7 @@ from cerebro.arguments import check_whole_number
 from cerebro.cluster.engines.ray.executor import Executor
 from cerebro.data.validation import check_rows, make_validation
 from cerebro.errors import InputError, RunError
-from cerebro.executors.local import pickle_context
+from cerebro.executors.wire import pickle_context
 from cerebro.integrations.ray_tune.engine import PROXY_BYTES, Spec, get_engine
 from cerebro.integrations.ray_tune.session import Work
 from cerebro.machine.devices import CPU, are_gpus, name_devices

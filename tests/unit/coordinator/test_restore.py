@@ -22,7 +22,7 @@ from cerebro.run.states import (
     unpublished_name,
 )
 from cerebro.searchers import DONE, GridSearch, RandomSearch
-from cerebro.worker.epoch_progress import EpochProgress
+from cerebro.worker.trial_state import EpochProgress
 
 UNITS = 3
 """Units of an epoch."""

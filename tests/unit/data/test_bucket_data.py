@@ -24,7 +24,7 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
 from cerebro.machine import objects as module
 from cerebro.machine.objects import Objects, StorageError
-from cerebro.worker.diagnosis.data import find_not_finite
+from cerebro.worker.data_diagnosis import find_not_finite
 
 ROWS = {"x": np.arange(60.0).reshape(30, 2), "y": np.arange(30)}
 

@@ -19,10 +19,10 @@ from cerebro.errors import DeviceError, UnitCancelled
 from cerebro.machine import cuda
 from cerebro.machine.flags import compute_settings, note_operations, operation_of
 from cerebro.worker import evaluate as device_values
-from cerebro.worker import state_arena as device_states
+from cerebro.worker import gpu as device_states
 from cerebro.worker.evaluate import run_batches
+from cerebro.worker.gpu import StateArena
 from cerebro.worker.models import make_batches
-from cerebro.worker.state_arena import StateArena
 
 torch = pytest.importorskip("torch")
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from cerebro.errors import InputError
-from cerebro.executors.forked import Child, forks_workers
+from cerebro.executors.fork_server import Child, forks_workers
 from cerebro.executors.process import (
     WorkerKind,
     WorkerProcess,
@@ -349,7 +349,7 @@ def test_workers_of_an_interrupted_fork_end(monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cerebro.executors.forked.receive", interrupted)
+    monkeypatch.setattr("cerebro.executors.fork_server.receive", interrupted)
     with pytest.raises(KeyboardInterrupt):
         WorkerProcess.spawn(WorkerKind(1), fork=True)
     assert fork_servers.processes() == []

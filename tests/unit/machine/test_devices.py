@@ -270,7 +270,7 @@ def test_cublas_started_with_other_settings_warns(monkeypatch, started, variable
 
 
 def test_shards_are_dealt_by_rows_and_stay_with_their_seat():
-    places = SeatedShards(2, [10, 40, 20, 30])
+    places = SeatedShards(range(2), [10, 40, 20, 30])
     assert places.holders({0: 5, 1: 6}) == {0: [5], 1: [5], 2: [6], 3: [6]}
     assert places.holders({0: 5, 1: 9}) == {0: [5], 1: [5], 2: [9], 3: [9]}  # 9 takes 6's seat
     assert places.holders({0: 5}) == {0: [5], 1: [5], 2: [], 3: []}
@@ -293,7 +293,7 @@ def test_workers_that_share_a_process_hold_shards_together():
 
 
 def test_without_dealt_shards_all_read_all():
-    assert SeatedShards(3, []).holders({0: 0}) is None
+    assert SeatedShards(range(3)).holders({0: 0}) is None
 
 
 def context(*, nbytes=100, shards=4 * POOL, validation=0, shuffle="shards", stagger=True):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import cerebro
-from cerebro.executors.forked import PROGRAM
+from cerebro.executors.fork_server import PROGRAM
 
 
 @pytest.fixture

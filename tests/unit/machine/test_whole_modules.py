@@ -16,7 +16,7 @@ from cerebro.data import depots
 from cerebro.machine import devices, environment, flags, generators
 from cerebro.machine.imports import find_whole_module
 from cerebro.machine.libraries import present_settings, settings_of_run
-from cerebro.worker import own_numbers
+from cerebro.worker import contents
 
 
 class NumpyModel:
@@ -45,7 +45,7 @@ def test_a_unit_does_not_use_a_library_before_it_is_whole(begun: str) -> None:
     flags.keep_choices()()
     if begun == "torch":
         assert not generators.uses_torch(NumpyModel())
-        assert own_numbers._may_be_lost(np.zeros(3))
+        assert contents._may_be_lost(np.zeros(3))
         assert environment.cuda() is None and environment.torch_libraries() == {}
         assert depots.device_name("cuda") == "cuda:0"
         assert not devices.is_short_of_gpu_memory(ValueError())

@@ -16,8 +16,8 @@ from cerebro.data.batches import make_loader
 from cerebro.errors import InputError, StateError
 from cerebro.machine import generators
 from cerebro.model import check_model, get_whole_pass
-from cerebro.worker.epoch_progress import EpochProgress
 from cerebro.worker.evaluate import end_training, run_batches
+from cerebro.worker.trial_state import EpochProgress
 
 pytest.importorskip("sklearn")
 from sklearn import (

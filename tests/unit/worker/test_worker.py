@@ -14,10 +14,11 @@ import pytest
 
 import cerebro
 import cerebro._core as _core
+from cerebro.executors.wire import pickle_event
 from cerebro.machine import turns
 from cerebro.run.settings import Batches, Exactness, Limits
 from cerebro.worker import jobs, models
-from cerebro.worker.hop_check import is_array, walk
+from cerebro.worker.contents import is_array, walk
 from cerebro.worker.messages import (
     CheckDone,
     CheckTask,
@@ -27,7 +28,6 @@ from cerebro.worker.messages import (
     UnitDone,
     WorkerShare,
 )
-from cerebro.worker.pickled import pickle_event
 from cerebro.worker.runner import UnitRunner
 
 torch = pytest.importorskip("torch")

@@ -6,13 +6,12 @@ import pytest
 
 from cerebro.coordinator.failures import MAX_START_LOSSES, LostWorkers, failure_kind
 from cerebro.data import Column
-from cerebro.executors.watch import TaskWatch
+from cerebro.executors.local import TaskWatch
 from cerebro.machine import resources as memory
 from cerebro.machine.resources import Usage
 from cerebro.run.records import Raised, TrialRecord
-from cerebro.worker import growth
-from cerebro.worker.growth import Growth
 from cerebro.worker.messages import Task, WorkerLost
+from cerebro.worker.trial_warnings import Growth, measure_growth
 from cerebro.worker.user_errors import (
     explain_channels_last,
     explain_known_mistake,
@@ -194,7 +193,7 @@ def test_forget_resets_the_growth_of_a_trial():
 
 def test_a_unit_that_loaded_its_model_may_keep_some_memory():
     before, after = Usage(0, 100 * MB), Usage(0, 400 * MB)
-    of = growth.measure_unexplained
+    of = measure_growth
     assert of(before, after, loaded=False, state_bytes=MB) == 300 * MB
     assert of(after, before, loaded=False, state_bytes=MB) == -300 * MB
     assert of(before, after, loaded=True, state_bytes=50 * MB) == (300 - 150 - 32) * MB

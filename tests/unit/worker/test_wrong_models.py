@@ -13,7 +13,7 @@ import pytest
 from diagnosed import diagnosed
 
 import cerebro
-from cerebro.worker.diagnosis.diagnose import check_same_outputs
+from cerebro.worker.diagnosis import check_same_outputs
 
 torch = pytest.importorskip("torch")
 F, nn = torch.nn.functional, torch.nn
@@ -731,7 +731,7 @@ def test_the_error_of_a_failing_model_suggests_a_fix(build, cure, options, tmp_p
 
 def test_the_guide_lists_every_finding():
     root = Path(cerebro.__file__).parent
-    sources = [*root.glob("worker/diagnosis/*.py"), root / "torch/diagnosis.py"]
+    sources = [*root.glob("worker/*.py"), root / "torch/diagnosis.py"]
     sources.append(root / "coordinator/hop_check.py")
     texts = [source.read_text(encoding="utf-8") for source in sources]
     codes = {code for text in texts for code in re.findall(r'Finding\(\s*"([\w-]+)"', text)}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from cerebro.data import Column, Dataset
 from cerebro.data.dtypes import Array, bfloat16_to_float32
-from cerebro.data.rows import Part
 from cerebro.errors import InputError
 from cerebro.report.findings import Finding
 
@@ -97,9 +96,8 @@ def find_not_finite(data: Dataset, names: Iterable[str]) -> dict[str, str]:
     """
     columns = [data.columns[name] for name in names if name in data.columns]
     floats = [column for column in columns if column.dtype.startswith(("float", "bfloat"))]
-    most = max(
-        1, int(READ_BYTES / max(1.0, sum(_estimate_row_bytes(data, column) for column in floats)))
-    )
+    row_bytes = sum(_estimate_row_bytes(data, column) for column in floats)
+    most = max(1, int(READ_BYTES / max(1.0, row_bytes)))
     texts = {}
     for column in floats:
         with contextlib.suppress(InputError):  # some rows are on another machine
@@ -125,25 +123,28 @@ def _estimate_row_bytes(data: Dataset, column: Column) -> float:
 
 def _describe_not_finite(data: Dataset, column: Column, most: int) -> str:
     """Return the text of `find_not_finite` for one column's first rows; "" if they are finite."""
-    remaining = most
     rows, count, first = 0, 0, []
     has_nan = has_infinity = False
     for shard, (start, whole) in enumerate(
         zip(data.shards.first_rows, data.view.parts, strict=True)
     ):
-        part = whole[:remaining]
+        part = whole[: most - rows]
         if not len(part) or not data.shards.is_here(shard):
             continue
-        values, row_of = _read_floats(data, column, shard, part)
+        stored = data.shards.read(column.name, shard, part)
+        values = stored.values if column.ragged else stored
+        if column.dtype == "bfloat16":
+            values = bfloat16_to_float32(values)
         bad = ~np.isfinite(values)
         if bad.any():
             count += int(bad.sum())
             has_nan = has_nan or bool(np.isnan(values).any())
             has_infinity = has_infinity or bool(np.isinf(values).any())
             places = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))
-            first.append(start + np.asarray(part, np.int64)[row_of(places)])
+            if column.ragged:
+                places = np.searchsorted(stored.offsets, places, side="right") - 1
+            first.append(start + np.asarray(part, np.int64)[places])
         rows += len(part)
-        remaining -= len(part)
     if not count:
         return ""
     what = " and ".join(
@@ -152,19 +153,6 @@ def _describe_not_finite(data: Dataset, column: Column, most: int) -> str:
     row = int(data.shards.number_in_source(np.concatenate(first)).min())
     number = f"{count:,} value{'s' if count > 1 else ''} in {rows:,} rows"
     return f"column {column.name!r} has {what} ({number}, first in row {row})"
-
-
-def _read_floats(
-    data: Dataset, column: Column, shard: int, part: Part
-) -> tuple[Array, Callable[[Array], Array]]:
-    """Return a column's values in some rows, and a function from their places to the rows'."""
-    rows = data.shards.read(column.name, shard, part)
-    values, offsets = (rows.values, rows.offsets) if column.ragged else (rows, None)
-    if column.dtype == "bfloat16":
-        values = bfloat16_to_float32(values)
-    if offsets is None:
-        return values, lambda places: places
-    return values, lambda places: np.searchsorted(offsets, places, side="right") - 1
 
 
 def measure_majority_share(train: Dataset, column: str) -> float:

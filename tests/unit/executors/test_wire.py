@@ -1,4 +1,4 @@
-"""`cerebro.executors.channel`: whole messages over a socket, and never a wait."""
+"""`cerebro.executors.wire.Channel`: whole messages over a socket, and never a wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from cerebro.executors.channel import MAX_ANSWER, PIECE, BrokenMessage, Channel
+from cerebro.executors.wire import MAX_ANSWER, PIECE, BrokenMessage, Channel
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_sending_does_not_block_on_a_slow_reader(ends):
 
 
 def test_a_message_that_needs_a_long_length(ends, monkeypatch):
-    monkeypatch.setattr("cerebro.executors.channel.SHORT", 10)
+    monkeypatch.setattr("cerebro.executors.wire.SHORT", 10)
     channel, theirs = ends
     worker = Connection(theirs.detach())
     channel.send(b"longer than ten bytes")

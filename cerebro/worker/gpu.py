@@ -1,26 +1,150 @@
-"""Copy model states between a GPU and host memory, through memory that stays pinned.
+"""What a worker does on a GPU: the streams of units that overlap, and the copies of model states.
 
-A copy from pageable memory goes through a small buffer of the driver and waits for it; a copy from
-pinned memory is asynchronous and as fast as the bus. Pinning takes longer than copying, so a worker
-pins one arena and reuses it. All tensors of a state are copied into the arena after the work that
-was submitted to the GPU; after one wait, the slot is packed from the arena. Loading goes in the
-opposite direction, with one copy for the whole state. The wait is for the current stream: a unit
-that overlaps others has its own stream and arena, and does not wait for their work.
+A worker process may run several units at once, each in a thread with its own stream; see
+`cerebro.machine.turns`. The host is at most `AHEAD` batches ahead of the GPU: then the loader,
+which has as many buffers, never waits while its thread has the turn.
+
+States are copied to and from a GPU through memory that stays pinned. A copy from pageable memory
+goes through a small buffer of the driver and waits for it; a copy from pinned memory is
+asynchronous and as fast as the bus. Pinning takes longer than copying, so a worker pins one arena
+and reuses it. All tensors of a state are copied into the arena after the work that was submitted to
+the GPU; after one wait, the slot is packed from the arena. Loading goes in the opposite direction,
+with one copy for the whole state. The wait is for the current stream: a unit that overlaps others
+has its own stream and arena, and does not wait for their work.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Set
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 
 from cerebro.errors import one_line
-from cerebro.machine import cuda, turns
-from cerebro.worker import streams
+from cerebro.machine import cuda, flags, generators, turns
+from cerebro.machine.devices import is_gpu
+from cerebro.machine.imports import find_whole_module
+from cerebro.worker.log import SavedDescriptors
+from cerebro.worker.trial_warnings import forget_shown
 
-ALIGNMENT = 256
+AHEAD = 4  # the most batches of a unit whose work may wait on its stream
+ALIGNMENT = 256  # bytes, of a tensor in the arena
+
+
+def record_event() -> Any:
+    """Return an event behind all work on PyTorch's current stream."""
+    import torch
+
+    event = torch.cuda.Event(blocking=True)  # the host sleeps: workers share cores
+    event.record()
+    return event
+
+
+def wait_for(event: Any) -> None:
+    """Wait for an event; other units run meanwhile."""
+    if not event.query():
+        with turns.give_away():
+            event.synchronize()
+
+
+def wait_for_stream() -> None:
+    """Wait for all work on PyTorch's current stream; other units run meanwhile."""
+    wait_for(record_event())
+
+
+class Ahead:
+    """Keeps the host at most `AHEAD` batches ahead of the stream of a unit that others overlap."""
+
+    def __init__(self) -> None:
+        self._marks: deque[Any] = deque()
+
+    def batch_queued(self) -> None:
+        self._marks.append(record_event())
+        if len(self._marks) > AHEAD:
+            wait_for(self._marks.popleft())
+
+    def finish(self) -> None:
+        if self._marks:
+            wait_for(self._marks.pop())
+            self._marks.clear()
+
+
+class CudaStream:
+    """A PyTorch stream for one thread's units, with its own random generator.
+
+    A captured graph reads its seed and offset from the memory of the generator's state when it
+    runs. Units that share a state would overwrite each other's, unless PyTorch keeps them for each
+    graph.
+    """
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        torch.cuda.init()
+        self._stream = torch.cuda.Stream(device)
+        self._default = torch.cuda.default_generators[torch.device(device).index]
+        self._state = self._default.clone_state()
+
+    @contextmanager
+    def make_current(self) -> Iterator[None]:
+        """Make this the thread's current stream, and give its state to the GPU's generator."""
+        import torch
+
+        between = self._default.graphsafe_get_state()
+        self._default.graphsafe_set_state(self._state)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            self._default.graphsafe_set_state(between)
+
+
+def open_stream(device: str) -> CudaStream | None:
+    """Return a new stream of a GPU; None if PyTorch does not compute there."""
+    with suppress(ImportError):
+        import torch
+
+        if is_gpu(device) and torch.cuda.is_available():
+            return CudaStream(device)
+    return None
+
+
+def _keep_cuda_generator() -> turns.PutBack:
+    torch = find_whole_module("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return bool
+    default = torch.cuda.default_generators[torch.cuda.current_device()]
+    state = default.graphsafe_get_state()
+    return lambda: default.graphsafe_set_state(state)
+
+
+def _keep_warnings() -> turns.PutBack:
+    filters, show = warnings.filters, warnings.showwarning
+
+    def put_back() -> None:
+        warnings.filters = filters
+        warnings.showwarning = show
+        forget_shown()
+
+    return put_back
+
+
+KEPT: tuple[turns.Keep, ...] = (
+    SavedDescriptors,
+    lambda: generators.make_restorer("torch" in sys.modules, cuda=False),
+    _keep_cuda_generator,
+    _keep_warnings,
+    flags.keep_choices,
+)
+"""All of the process's state that a unit changes while it runs."""
+
+
+# --- states --------------------------------------------------------------------
 
 
 class StateArena:
@@ -50,10 +174,7 @@ class StateArena:
         places = self._make_places(torch, away)
         for key, tensor in away.items():
             _copy_out(places[key], tensor)
-        if turns.gives_away():
-            streams.wait_for_stream()
-        else:
-            _synchronize(torch, {tensor.device for tensor in away.values()})
+        _await_devices(torch, {tensor.device for tensor in away.values()})
         return _replace_tensors(tree, places)
 
     def to_device(self, tree: Any, device: str) -> Any:
@@ -65,7 +186,9 @@ class StateArena:
         import torch
 
         here = _find_leaves(tree, lambda value: isinstance(value, torch.Tensor))
-        self._wait(torch)  # the previous copy from the arena must be done
+        if self._reader is not None:
+            _await_devices(torch, {self._reader})
+            self._reader = None
         places = self._make_places(torch, here)
         for key, tensor in here.items():
             places[key].copy_(tensor)
@@ -79,15 +202,6 @@ class StateArena:
                 else:  # PyTorch's optimizers keep it in host memory
                     places[key] = place.clone()
         return _replace_tensors(tree, places)
-
-    def _wait(self, torch: Any) -> None:
-        if self._reader is None:
-            return
-        if turns.gives_away():
-            streams.wait_for_stream()
-        else:
-            _synchronize(torch, {self._reader})
-        self._reader = None
 
     def _make_places(self, torch: Any, tensors: Mapping[int, Any]) -> dict[int, Any]:
         """Return C-contiguous views of the arena that have the tensors' types and shapes."""
@@ -113,6 +227,13 @@ class StateArena:
                 self._pin = False
                 cuda.tell_unpinned(one_line(str(error), 200))
         self._memory = torch.empty(size, dtype=torch.uint8)
+
+
+def _await_devices(torch: Any, devices: Set[Any]) -> None:
+    if turns.gives_away():
+        wait_for_stream()
+    else:
+        _synchronize(torch, devices)
 
 
 def _synchronize(torch: Any, devices: Set[Any]) -> None:
@@ -175,7 +296,6 @@ def _map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _make_like(container: Any, items: Any) -> Any:
-    """Return a container of the same type with other items."""
     try:
         return type(container)(items)
     except TypeError:  # packing refuses such a container, and names the allowed types

@@ -1,30 +1,34 @@
-"""Find the numbers and arrays that the user's own objects keep, and notice when they change.
+"""Find what a model contains: its arrays and numbers, and those that the user's own objects keep.
 
-Examples are a temperature that `forward` lowers, a counter, a flag, a bank of outputs. They are in
-attributes of classes that the user has written, in lists and dicts there, and in closures. Objects
-of libraries are left out: they have states for what matters.
+`walk` yields every array and number of an object, such as a model or its state. `OwnNumbers` has
+those of the user's own objects, and notices when they change. Examples are a temperature that
+`forward` lowers, a counter, a flag, a bank of outputs. They are in attributes of classes that the
+user has written, in lists and dicts there, and in closures. Objects of libraries are left out: they
+have states for what matters.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
+import functools
 import hashlib
 import queue
 import random
 import sys
 import types
 from collections import OrderedDict, UserDict, UserList, defaultdict, deque
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cerebro.machine.imports import PACKAGE, find_whole_module, is_library
-from cerebro.model import Part
+from cerebro.model import Part, Unchecked
 
-MAX_DEPTH = 8
+WALK_DEPTH = 6
+OWN_DEPTH = 8
 MAX_ENTRIES = 64  # a longer list or dict is data, such as a vocabulary
 MAX_OBJECTS = 20_000  # the most objects that are searched in a model
 CONTAINERS = (dict, list, tuple, deque, set, frozenset)
@@ -33,7 +37,7 @@ MAX_HELD = 128  # of a longer container, only the first and last entries are loo
 MAX_BYTES = 1 << 16  # only some of the bytes of a larger array are looked at
 _NUMBERS = (int, float, np.number, np.bool_)  # a bool is an int
 _LEAVES = (str, bytes, complex, type, types.ModuleType, np.ndarray, types.NoneType, *_NUMBERS)
-_CONTAINERS = (dict, list, tuple, deque, OrderedDict, defaultdict)
+_SEARCHED = (dict, list, tuple, deque, OrderedDict, defaultdict)
 _WRAPPERS = (UserDict, UserList, types.SimpleNamespace)
 """Classes of Python whose objects keep what users put into their attributes."""
 _PARTS = ("_parameters", "_buffers", "_modules")
@@ -81,7 +85,7 @@ class OwnNumbers:
         self._places: dict[str, _Place] = {}
         self._generators: dict[str, Any] = {}
         try:
-            self._collect(model, "model", _is_users(type(model)), MAX_DEPTH, {})
+            self._collect(model, "model", _is_users(type(model)), OWN_DEPTH, {})
         except Exception:  # an object may fail to give its attributes
             self._places.clear()
         self.built = self.read_marks()
@@ -135,7 +139,7 @@ class OwnNumbers:
                 child = place.read()
             except ValueError:  # the cell is still empty
                 continue
-            in_container = type(value) in _CONTAINERS
+            in_container = type(value) in _SEARCHED
             if is_users and not in_container and _may_hold_arrays(child):
                 self._places[path + part] = place
                 self.arrays.add(path + part)
@@ -150,14 +154,14 @@ class OwnNumbers:
             elif not isinstance(child, _LEAVES):
                 if str(type(child).__module__).startswith(_SKIPPED):
                     continue
-                of_owner = type(child) in (*_CONTAINERS, *_WRAPPERS)
+                of_owner = type(child) in (*_SEARCHED, *_WRAPPERS)
                 users = is_users if of_owner else _is_users(_find_owner(child))
                 self._collect(child, path + part, users, depth - 1, seen)
 
 
 def places_of(value: Any) -> Iterator[tuple[str, _Place]]:
     """Yield the parts of an object, each with its path and the place where it is kept."""
-    if type(value) in _CONTAINERS:
+    if type(value) in _SEARCHED:
         entries = value.items() if isinstance(value, dict) else enumerate(value)
         for key, _ in list(entries) if len(value) <= MAX_ENTRIES else ():
             if isinstance(key, (str, int)):
@@ -184,15 +188,11 @@ def places_of(value: Any) -> Iterator[tuple[str, _Place]]:
 
 def _slots_of(value: Any) -> list[str]:
     """Return the names of the attributes that an object of a user's class has in slots."""
-    names: list[str] = []
     if not _is_users(type(value)):
-        return names
-    for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else tuple(slots):
-            if not name.startswith("__") and hasattr(value, name):
-                names.append(name)
-    return names
+        return []
+    slots = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
+    names = [name for own in slots for name in ((own,) if isinstance(own, str) else own)]
+    return [name for name in names if not name.startswith("__") and hasattr(value, name)]
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _is_users(owner: Any) -> bool:
     return _is_users_module(getattr(owner, "__module__", None) or "builtins")
 
 
-@cache
+@functools.cache
 def _is_users_module(name: str) -> bool:
     if name in ("__main__", "__mp_main__"):
         return True
@@ -357,3 +357,107 @@ def as_bytes(value: Any) -> bytes:
 
     tensor = value.detach().cpu().contiguous().reshape(-1)
     return bytes((tensor.view(torch.uint8) if len(tensor) else tensor).numpy().tobytes())
+
+
+# --- every array and number ----------------------------------------------------
+
+
+def walk(
+    value: Any, path: str, depth: int = WALK_DEPTH, seen: dict[int, Any] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Yield the path and value of every array, tensor and number in an object, each object once."""
+    seen = {} if seen is None else seen
+    if isinstance(value, (bool, int, float, complex)):
+        yield path, value
+        return
+    if isinstance(value, (bytearray, array.array)):
+        value = np.frombuffer(bytes(value), np.uint8)
+    if isinstance(value, (str, bytes, type, types.ModuleType)) or value is None:
+        return
+    if id(value) in seen:
+        return
+    seen[id(value)] = value  # keeps the object alive, so that its id is not reused
+    if is_array(value) and not has_objects(value):
+        yield path, value
+    elif depth > 0:
+        for part, child in _children_of(value):
+            yield from walk(child, path + part, depth - 1, seen)
+
+
+def _children_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of an object that can hold state."""
+    if has_objects(value):
+        value = value.ravel().tolist()
+    if isinstance(value, Mapping):
+        for index, (key, child) in enumerate(list(value.items())):
+            yield f"[{_format_key(key, index)}]", child
+        return
+    if isinstance(value, (list, tuple, deque, set, frozenset)):
+        entries = _sort_elements(value) if isinstance(value, (set, frozenset)) else value
+        for index, child in enumerate(list(entries)):
+            yield f"[{index}]", child
+        return
+    if isinstance(value, functools.partial):
+        yield ".func", value.func
+        yield ".args", value.args
+        yield ".keywords", value.keywords
+        return
+    if isinstance(value, (types.MethodType, types.FunctionType)):
+        for part, place in places_of(value):
+            with contextlib.suppress(ValueError):  # the cell is still empty
+                yield part, place.read()
+        return
+    module = type(value).__module__
+    # Objects that only run a step are not state: a captured graph, a recorded or compiled program.
+    steps = ("cerebro.torch.graph", "cerebro.torch.recorded_step")
+    ours = ("cerebro._core", "cerebro.torch.parameter_order", *steps)
+    numbered = ("flax.ids",)  # every flax module has a unique number
+    modes = ("torch.autograd.grad_mode",)  # has the mode before its last use
+    skipped = (*ours, *numbered, *modes, "builtins", "numpy.random")
+    if isinstance(value, Unchecked) or module.startswith(skipped):
+        return
+    # A compiled network is a module of TorchDynamo; all its other objects only run a step.
+    if module.startswith("torch._dynamo") and not hasattr(value, "_modules"):
+        return
+    for attribute, child in sorted(attributes_of(value).items()):
+        # PyTorch keeps a module's parts in three mappings; users know each part by its own name.
+        if attribute in ("_parameters", "_buffers", "_modules") and isinstance(child, Mapping):
+            yield "", child if attribute == "_modules" else dict(child)
+        elif not attribute.startswith(("__", "_torchdynamo")):
+            yield f".{attribute}", child
+
+
+def _sort_elements(entries: Collection[Any]) -> list[Any]:
+    """Return a set's elements in the same order in two models, as far as possible."""
+
+    def key(value: Any) -> tuple[str, Any]:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        if is_array(value) and not has_objects(value):
+            return kind, as_bytes(value)
+        return kind, repr(value).encode() if isinstance(value, (str, bytes, int, float)) else b""
+
+    return sorted(entries, key=key)
+
+
+def _format_key(key: Any, index: int) -> str:
+    """Return a mapping's key as it is in a path; a tensor is given by its place and shape."""
+    if isinstance(key, np.generic) or not is_array(key):
+        return repr(key)
+    return f"<{index}: {type(key).__name__} {'x'.join(map(str, key.shape))}>"
+
+
+def id_of(value: Any) -> Any:
+    """Return the identity of a tensor's memory, or of any other object."""
+    pointer = getattr(value, "data_ptr", None)
+    return ("memory", pointer()) if callable(pointer) else id(value)
+
+
+def are_same(left: Any, right: Any) -> bool:
+    """Return whether two leaves of nested values are equal bit for bit."""
+    if is_array(left) != is_array(right):
+        return False
+    if not is_array(left):
+        return are_equal(left, right)
+    if tuple(left.shape) != tuple(right.shape) or str(left.dtype) != str(right.dtype):
+        return False
+    return as_bytes(left) == as_bytes(right)

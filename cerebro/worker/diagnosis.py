@@ -8,10 +8,12 @@ diagnosis. If a part fails, it has no findings: the trial itself reports the err
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,8 +24,8 @@ from cerebro.data.dtypes import Array
 from cerebro.machine import dynamo, generators
 from cerebro.model import BaseModel, Words, column_names, get_whole_pass, words_of
 from cerebro.report.findings import Finding
-from cerebro.worker.diagnosis import data
-from cerebro.worker.diagnosis.data import LabelUse
+from cerebro.worker import data_diagnosis as data
+from cerebro.worker.data_diagnosis import LabelUse
 from cerebro.worker.evaluate import convert_metrics
 from cerebro.worker.models import LiveModel
 
@@ -88,13 +90,10 @@ def check_fall(
         return
     if before is not None and after is not None and before - after > LEAST_FALL * abs(before):
         return
+    said, cure = "rose", "choose a smaller learning rate, and see the sign of the loss"
     if abs(last - first) <= LEAST_FALL * abs(first):
-        said, cure = (
-            "did not fall",
-            "choose a larger learning rate, or see what the loss depends on",
-        )
-    else:
-        said, cure = "rose", "choose a smaller learning rate, and see the sign of the loss"
+        said = "did not fall"
+        cure = "choose a larger learning rate, or see what the loss depends on"
     yield Finding(
         "loss-does-not-fall",
         f"{len(losses)} training steps on one batch: the loss {said}, "
@@ -186,9 +185,7 @@ def check_majority(outputs: Any, target: Array, share: float) -> Iterator[Findin
     """Report if a classifier predicts the same class for all rows of imbalanced data."""
     if not _is_rows(outputs) or share < 0.8 or len(np.unique(target)) < 2:
         return
-    if outputs.ndim == 1 or outputs.shape[1] == 1:
-        return
-    if len(np.unique(outputs.argmax(1))) == 1:
+    if outputs.ndim > 1 and outputs.shape[1] > 1 and len(np.unique(outputs.argmax(1))) == 1:
         yield Finding(
             "majority-class",
             f"all rows get the same class, which gives an accuracy of {share:.0%}, the share "
@@ -301,20 +298,17 @@ def diagnose(
     return sorted(dict.fromkeys(findings), key=lambda finding: not finding.matters)
 
 
+@dataclass
 class _Diagnosis:
-    def __init__(
-        self,
-        live: LiveModel,
-        load: Callable[[], None],
-        batch: Any,
-        train: Dataset,
-        validation: Dataset | None,
-        thorough: bool,
-    ) -> None:
-        self._live, self._load, self._batch = live, load, batch
-        self._model = live.model
-        self._train_data, self._validation = train, validation
-        self._thorough = thorough
+    _live: LiveModel
+    _load: Callable[[], None]
+    _batch: Any
+    _train_data: Dataset
+    _validation: Dataset | None
+    _thorough: bool
+
+    def __post_init__(self) -> None:
+        self._model = self._live.model
         self._columns = read_columns(self._model)
         self._found: list[Finding] = []
 
@@ -332,11 +326,9 @@ class _Diagnosis:
         return self._found
 
     def _run_check(self, find: Callable[[], Iterable[Finding]]) -> None:
-        try:
-            for finding in find():
+        with contextlib.suppress(Exception):
+            for finding in find():  # each is noted at once, because later checks look at them
                 self._found.append(finding)
-        except Exception:
-            return
 
     @property
     def _is_ill(self) -> bool:
@@ -517,12 +509,7 @@ def _copy_value(value: Any) -> Any:
 
 def as_numpy(value: Any) -> Array | None:
     """Return any framework's array as a NumPy array; None for everything else."""
-    if isinstance(value, np.ndarray):
-        return value
     if hasattr(value, "detach"):
         value = value.detach().cpu()
-        tensor = value.float() if value.is_floating_point() else value
-        return np.asarray(tensor.numpy())
-    if hasattr(value, "__array__"):
-        return np.asarray(value)
-    return None
+        return np.asarray((value.float() if value.is_floating_point() else value).numpy())
+    return np.asarray(value) if hasattr(value, "__array__") else None
