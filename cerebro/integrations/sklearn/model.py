@@ -3,8 +3,6 @@
 :class:`Model` lets these estimators hop. The state consists of the fitted attributes, as arrays and
 JSON, never a pickle. Only estimators whose fitted attributes are known to fit into such a state are
 supported; for others, an error names the estimator.
-
-`SearchCV` is a search with folds in the form of a scikit-learn estimator.
 """
 
 from __future__ import annotations
@@ -223,10 +221,9 @@ class Model(BaseModel):
 
     def _compute_means(self, x: Any, y: Any, predicted: Any) -> dict[str, float]:
         """Return the metrics that are means over rows."""
-        if self._loss is not None:
-            values = {"loss": float(self._loss(y, predicted))}
-        else:
-            values = {"loss": self._default_loss(x, y, predicted)}
+        own = self._loss
+        loss = self._default_loss(x, y, predicted) if own is None else float(own(y, predicted))
+        values = {"loss": loss}
         if self._kind == "classifier":
             right = predicted == y
             values["accuracy"] = float(np.mean(right.all(1) if right.ndim == 2 else right))
@@ -535,9 +532,7 @@ def _encode_generator(generator: Any, own: Any) -> dict[str, Any]:
         return {"kind": "global generator"}
     if generator is own:
         return {"kind": "own generator"}
-    _, key, position, has_gauss, gauss = generator.get_state()
-    next_gauss = float(gauss) if has_gauss else None
-    return {"kind": "RandomState", "key": key, "position": int(position), "gauss": next_gauss}
+    return {"kind": "RandomState", "state": generator.get_state(legacy=False)}
 
 
 def _decode(value: Any, own: Any) -> Any:
@@ -561,9 +556,7 @@ def _decode(value: Any, own: Any) -> Any:
         return own
     if kind == "RandomState":
         generator = np.random.RandomState()
-        gauss = value["gauss"]
-        key = np.array(value["key"])
-        generator.set_state(("MT19937", key, value["position"], int(gauss is not None), gauss or 0))
+        generator.set_state(value["state"])
         return generator
     instance = _OBJECTS[kind].__new__(_OBJECTS[kind])
     for name, item in value["attributes"].items():

@@ -37,14 +37,14 @@ from cerebro.data import Dataset, shard
 from cerebro.data.number_cells import is_number, not_a_number_error
 from cerebro.data.validation import KFold
 from cerebro.errors import InputError
-from cerebro.integrations.sklearn.choices import as_choices
-from cerebro.integrations.sklearn.configured import (
+from cerebro.integrations.sklearn.candidates import (
     SCORE,
     BuildEstimator,
+    as_choices,
     check_choices,
+    conclude,
     find_learning_estimator,
 )
-from cerebro.integrations.sklearn.cv_results import conclude
 from cerebro.integrations.sklearn.steps import kind_of, learn, steps_of, takes_weights
 from cerebro.machine import generators
 from cerebro.machine.guard import refuse
