@@ -88,10 +88,9 @@ USE_CORE_THERE = {"cli.doctor"}  # says how the core was built
 OPTIONAL = {
     "torch": {
         *("torch", "integrations.lightning", "integrations.skorch", "integrations.transformers"),
-        "integrations.keras.torch_steps",
     },
     "sklearn": {"integrations.sklearn"},
-    "jax": {"integrations.jax", "integrations.keras.jax_steps"},
+    "jax": {"integrations.jax"},
     "keras": {"integrations.keras"},
     "optax": set(),
     "pandas": set(),

@@ -54,9 +54,11 @@ class MLflow(Observer):
         import mlflow
 
         self._client = mlflow.MlflowClient(self.tracking_uri)
-        client, name = self._client, self.experiment
-        experiment = client.get_experiment_by_name(name)
-        self._experiment = (experiment and experiment.experiment_id) or client.create_experiment(name)
+        experiment = self._client.get_experiment_by_name(self.experiment)
+        if experiment is None:
+            self._experiment = self._client.create_experiment(self.experiment)
+        else:
+            self._experiment = experiment.experiment_id
         self._id = str(run.saved.meta["id"])
         self._name = Path(run.path).name
         self._metric = run.metric

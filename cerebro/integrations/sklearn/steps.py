@@ -20,8 +20,8 @@ from cerebro.errors import InputError
 #: Estimators whose state survives a hop bit for bit, and their kinds.
 SUPPORTED = list_words(
     {
-        "classifier": "SGDClassifier Perceptron PassiveAggressiveClassifier MLPClassifier GaussianNB "
-        "MultinomialNB ComplementNB BernoulliNB CategoricalNB",
+        "classifier": "SGDClassifier Perceptron PassiveAggressiveClassifier MLPClassifier "
+        "GaussianNB MultinomialNB ComplementNB BernoulliNB CategoricalNB",
         "regressor": "SGDRegressor PassiveAggressiveRegressor MLPRegressor",
         "clusterer": "MiniBatchKMeans",
         "transformer": "IncrementalPCA",
