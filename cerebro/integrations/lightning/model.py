@@ -14,17 +14,17 @@ from typing import Any
 import torch
 
 from cerebro.arguments import check_one_of
-from cerebro.data.depots import move_batch
 from cerebro.errors import InputError
-from cerebro.integrations.lightning.attributes import Attributes
-from cerebro.integrations.lightning.logs import ModuleLog
-from cerebro.integrations.lightning.module import (
+from cerebro.integrations.lightning.state import Attributes, ModuleLog
+from cerebro.integrations.lightning.trainer import (
+    Hooks,
+    Options,
+    Trainer,
     check_module,
     find_base,
     overrides,
     read_optimizers,
 )
-from cerebro.integrations.lightning.trainer import Hooks, Options, Trainer
 from cerebro.model import (
     Batch,
     Columns,
@@ -349,7 +349,7 @@ class LightningModel(TorchModel):
         with self._evaluating(), self._autocast:
             if overrides(self.net, "predict_step"):
                 return self._call_step("predict_step", self._prepare_batch(batch), 0)
-            return self._form.call(self.net, self._place_batch(batch))
+            return self._form.call(self.net, self._network.place_batch(batch))
 
     @property
     def inputs(self) -> Columns:
@@ -365,16 +365,9 @@ class LightningModel(TorchModel):
         self._log.rows = len(next(iter(batch.values())))
         if self._form.inputs is not None:
             check_batch(batch, self._form.inputs, None)
-        prepared = self._form.arrange(self._place_batch(batch))
+        prepared = self._form.arrange(self._network.place_batch(batch))
         prepared = self._hooks.call("on_before_batch_transfer", prepared, 0)
         return self._hooks.call("on_after_batch_transfer", prepared, 0)
-
-    def _place_batch(self, batch: Batch) -> Batch:
-        device = self.net.device
-        if device.type == "cpu":
-            return batch
-        away = (isinstance(v, torch.Tensor) and v.device != device for v in batch.values())
-        return move_batch(batch, device) if any(away) else batch
 
     # --- state --------------------------------------------------------------------------
 
