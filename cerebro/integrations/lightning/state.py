@@ -25,10 +25,6 @@ from cerebro.torch.torchmetrics import (
     last_value,
 )
 
-_DEPTH = 6
-
-_PLAIN = (bool, int, float, str)
-
 _HPARAMS = {"_hparams", "_hparams_initial", "_hparams_name"}
 """Lightning's own attributes of a module that has called ``save_hyperparameters``."""
 
@@ -149,8 +145,8 @@ def _remove_attribute(module: Any, key: str) -> None:
         delattr(module, key)
 
 
-def _is_plain(value: Any, depth: int = _DEPTH) -> bool:
-    if value is None or isinstance(value, _PLAIN):
+def _is_plain(value: Any, depth: int = 6) -> bool:
+    if value is None or isinstance(value, (bool, int, float, str)):
         return True
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "biuf"
@@ -282,11 +278,11 @@ class Logs:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._items: dict[tuple[str, str], Logged] = {}
+        self.items: dict[tuple[str, str], Logged] = {}
 
     def add(self, entry: Logged, value: Any, weight: int) -> None:
         """Add a value, a 0-d tensor or a metric of the module, to the entry of this kind."""
-        item = self._items.setdefault((entry.hook, entry.name), entry)
+        item = self.items.setdefault((entry.hook, entry.name), entry)
         if not is_metric(value):
             item.add(value, weight)
             return
@@ -299,7 +295,7 @@ class Logs:
 
     def list_step_values(self) -> Iterator[tuple[str, Any]]:
         """Yield the values of the last step by the names that Lightning gives them."""
-        for item in self._items.values():
+        for item in self.items.values():
             if item.on_step and item.last is not None:
                 yield item.name, item.last
                 if item.on_epoch:
@@ -307,25 +303,20 @@ class Logs:
 
     def list_epoch_values(self) -> Iterator[tuple[str, Any]]:
         """Yield the values over the epoch so far by the names that Lightning gives them."""
-        for item, value in self.list_results():
-            yield from item.name_value(value).items()
-
-    def list_results(self) -> Iterator[tuple[Logged, Any]]:
-        """Yield each entry with its value over the epoch."""
-        for item in self._items.values():
-            yield item, item.result()
+        for item in self.items.values():
+            yield from item.name_value(item.result()).items()
 
     def reset(self) -> None:
         """Drop all values and reset the metrics that were logged."""
-        for item in self._items.values():
+        for item in self.items.values():
             if item.metric is not None:
                 item.metric.reset()
-        self._items = {}
+        self.items = {}
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the entries in order, without the values of the last step."""
         entries = []
-        for item in self._items.values():
+        for item in self.items.values():
             entry = {key: getattr(item, key) for key in _SETTINGS}
             if item.metric is not None:
                 entry["metric"] = self._metrics.name_of(item.metric)
@@ -337,7 +328,7 @@ class Logs:
 
     def load_state_dict(self, entries: list[Mapping[str, Any]], device: Any) -> None:
         """Load copies of entries."""
-        self._items = {}
+        self.items = {}
         for entry in entries:
             item = Logged(**{key: entry[key] for key in _SETTINGS})
             if "metric" in entry:
@@ -345,7 +336,7 @@ class Logs:
             else:
                 item.value = torch.as_tensor(entry["value"]).to(device, copy=True)
                 item.weight = torch.as_tensor(entry["weight"]).to(device, copy=True)
-            self._items[item.hook, item.name] = item
+            self.items[item.hook, item.name] = item
 
 
 class ModuleLog:
@@ -441,7 +432,8 @@ class ModuleLog:
         noted = self._trainer.callback_metrics
         values: dict[str, float] = {}
         full: dict[str, str] = {}
-        for item, value in logs.list_results():
+        for item in logs.items.values():
+            value = item.result()
             noted.update(item.name_value(value))
             prefix = next((p for p in _PREFIXES[stage] if item.name.startswith(p)), "")
             name = item.name.removeprefix(prefix) or item.name

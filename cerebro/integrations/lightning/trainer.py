@@ -42,14 +42,10 @@ _KEYS = {"scheduler", "name", "interval", "frequency", "reduce_on_plateau", "mon
 
 def find_base(module: Any) -> Any:
     """Return the LightningModule class that the module's class inherits from, or None."""
-    return next(
-        (
-            kind
-            for kind in type(module).__mro__
-            if kind.__module__ in _PLACES and kind.__name__ == "LightningModule"
-        ),
-        None,
-    )
+    for kind in type(module).__mro__:
+        if kind.__module__ in _PLACES and kind.__name__ == "LightningModule":
+            return kind
+    return None
 
 
 def import_part(module: Any, name: str) -> Any:
