@@ -322,7 +322,6 @@ class Model(BaseModel):
         return _pack_columns(*map(self._place, (x, y, weight)))
 
     def _place(self, tree: Any) -> Any:
-        """Return the arrays of a tree on the network's device."""
         return None if tree is None else keras.tree.map_structure(self._steps.place, tree)
 
     def _build(self, batch: Batch) -> None:
@@ -441,8 +440,7 @@ class _Buffer:
     """A buffer of a PyTorch module, such as a batch norm's statistics, as a Keras variable."""
 
     def __init__(self, path: str, module: Any, name: str) -> None:
-        self.path, self.name = path, name
-        self._module = module
+        self.path, self.name, self._module = path, name, module
 
     @property
     def value(self) -> Any:

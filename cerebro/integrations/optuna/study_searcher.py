@@ -59,9 +59,7 @@ class StudyOfRun:
     def __init__(
         self, study: optuna.Study, run: str, callbacks: tuple[Callable[..., None], ...]
     ) -> None:
-        self.study = study
-        self.run = run
-        self._callbacks = callbacks
+        self.study, self.run, self._callbacks = study, run, callbacks
         self._advice = f"; the same call resumes the run {run}" if run else ""
 
     def explain_errors(self) -> contextlib.AbstractContextManager[None]:
@@ -166,9 +164,7 @@ class ParameterChooser:
     def __init__(
         self, build: Callable[..., Any], define: Callable[..., Any] | None, batch_size: int | None
     ) -> None:
-        self._build = build
-        self._define = define
-        self._batch_size = batch_size
+        self._build, self._define, self._batch_size = build, define, batch_size
         self.make_info: Callable[[int, Mapping[str, Any]], Info] | None = None
         self.seed = 0
 
@@ -223,15 +219,10 @@ class StudySearcher(Searcher):
         timeout: float | None,
         catch: tuple[type[Exception], ...],
     ) -> None:
-        self._study = study
-        self._chooser = chooser
-        self._wanted = n_trials
-        self._epochs = epochs
-        self._metric = metric
-        self._timeout = timeout
-        self._deadline = math.inf
-        self._catch = catch
-        self.expects_failures = bool(catch)
+        self._study, self._chooser = study, chooser
+        self._wanted, self._epochs, self._metric = n_trials, epochs, metric
+        self._timeout, self._deadline = timeout, math.inf
+        self._catch, self.expects_failures = catch, bool(catch)
         self.cut_short = False
         """Whether `timeout` passed before all trials had started."""
         self._count = 0

@@ -51,9 +51,8 @@ class Parameters:
     def __init__(
         self, optuna: Any, space: Space, left_out: tuple[type[Dimension], ...] = ()
     ) -> None:
-        self._nodes = [
-            node for node in space.nodes if node.varies and not isinstance(node.dimension, left_out)
-        ]
+        varying = (node for node in space.nodes if node.varies)
+        self._nodes = [node for node in varying if not isinstance(node.dimension, left_out)]
         self._kinds = {
             id(node): distribution(optuna, path_name(node.path), node.dimension)
             for node in self._nodes
@@ -135,9 +134,7 @@ def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
         high = dimension.nearest(dimension.high)
         return kinds.IntDistribution(dimension.low, high, log=dimension.log, step=dimension.step)
     if isinstance(dimension, Choice):
-        return kinds.CategoricalDistribution(
-            [make_storable(option) for option in dimension.options]
-        )
+        return kinds.CategoricalDistribution([*map(make_storable, dimension.options)])
     hint = ", which has no normal distribution: use uniform" * isinstance(dimension, Normal)
     raise InputError(f"{name}: {dimension!r} cannot be searched by Optuna{hint}")
 
@@ -277,9 +274,7 @@ def _fill_study(optuna: Any, study: Study, saved: Any, trials: Sequence[Trial]) 
 
 def _freeze_trial(optuna: Any, saved: Any, trial: Trial, parameters: RunParameters) -> FrozenTrial:
     params, kinds = parameters.of_config(trial.config)
-    reported = {
-        epoch["epoch"]: epoch["metrics"].get(saved.metric, math.nan) for epoch in trial.history
-    }
+    reported = {e["epoch"]: e["metrics"].get(saved.metric, math.nan) for e in trial.history}
     state, value = _find_outcome(optuna, saved, trial)
     return optuna.trial.create_trial(  # type: ignore[no-any-return]
         state=state,
@@ -334,18 +329,15 @@ class RunParameters:
         space = Space.from_json(saved.meta["space"])
         self._known = Parameters(optuna, space, left_out=(Normal,))
         self._of_space = set(space.paths)
-        self._normal = {
-            node.path for node in space.nodes if node.varies and isinstance(node.dimension, Normal)
-        }
+        normal = (n for n in space.nodes if n.varies and isinstance(n.dimension, Normal))
+        self._normal = {node.path for node in normal}
         values: dict[str, list[Any]] = {}
         kinds: dict[str, list[Any]] = {}
         for trial in trials:
             for name, value, kind in self._iterate_values(trial.config):
                 values.setdefault(name, []).append(value)
                 kinds.setdefault(name, []).append(kind)
-        self._kinds = {
-            name: _choose_distribution(optuna, kinds[name], values[name]) for name in values
-        }
+        self._kinds = {n: _choose_distribution(optuna, kinds[n], values[n]) for n in values}
 
     def of_config(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return a configuration's parameters and their distributions."""

@@ -302,9 +302,7 @@ def cv_results(result: Result, originals: Originals) -> dict[str, Any]:
     from scipy.stats import rankdata
 
     trials = result.trials
-    scores = np.array(
-        [[fold.metrics.get(SCORE, math.nan) for fold in trial.folds] for trial in trials], float
-    )
+    scores = np.array([[f.metrics.get(SCORE, math.nan) for f in t.folds] for t in trials], float)
     scores[[trial.status in ("failed", "diverged") for trial in trials]] = math.nan
     params = [restore_choices(trial.config, originals) for trial in trials]
     table: dict[str, Any] = _collect_times(result, scores.shape)

@@ -22,11 +22,11 @@ from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 from cerebro.errors import InputError, StateError
 from cerebro.integrations.sklearn.steps import (
     KEPT_IN_VAIN,
+    check_weighting,
     kind_of,
     learn,
     steps_of,
     string_objects,
-    takes_weights,
 )
 from cerebro.model import BaseModel, Batch, Words, check_batch
 
@@ -135,11 +135,10 @@ class Model(BaseModel):
         self._metrics, self._scorers = _split_metrics(metrics)
         if self._kind in ("clusterer", "transformer") and (metrics or loss is not None):
             raise InputError(f"a {self._kind} has no target: leave out metrics and loss")
-        if weight is not None and not isinstance(weight, str):
-            raise InputError(f"weight must be a column's name, not {weight!r}")
-        if weight is not None and not takes_weights(estimator):
-            name = type(steps_of(estimator)[-1][1]).__name__
-            raise InputError(f"{name}.partial_fit takes no sample_weight: leave out weight")
+        if weight is not None:
+            if not isinstance(weight, str):
+                raise InputError(f"weight must be a column's name, not {weight!r}")
+            check_weighting(estimator, "weight")
         self._weight = weight
 
     def bind_info(self, info: Any) -> None:
@@ -242,9 +241,7 @@ class Model(BaseModel):
                 ) from error
         return values
 
-    def _iterate_metrics(
-        self, x: Any, y: Any, predicted: Any
-    ) -> Iterator[tuple[str, Callable[[], Any]]]:
+    def _iterate_metrics(self, x: Any, y: Any, predicted: Any) -> Iterator[tuple[str, Any]]:
         """Yield the metrics that are not means over rows, as functions without arguments."""
         for name, metric in self._metrics.items():
             yield name, partial(metric, y, predicted)
@@ -436,7 +433,6 @@ def _state_of(estimator: Any) -> dict[str, Any]:
 
 
 def _load(estimator: Any, state: Mapping[str, Any]) -> None:
-    """See `Model.load_state_dict`."""
     kind = type(estimator).__name__
     if state.get("estimator") != kind:
         raise StateError(

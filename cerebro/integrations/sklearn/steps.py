@@ -166,6 +166,9 @@ def string_objects(strings: Any) -> Any:
     return np.array([sys.intern(str(item)) for item in strings], dtype=object)
 
 
-def takes_weights(estimator: Any) -> bool:
-    """Return whether an estimator, or a pipeline's last step, can be given ``sample_weight``."""
-    return "sample_weight" in inspect.signature(steps_of(estimator)[-1][1].partial_fit).parameters
+def check_weighting(estimator: Any, argument: str) -> None:
+    """Raise InputError if `partial_fit` of an estimator's last step takes no ``sample_weight``."""
+    final = steps_of(estimator)[-1][1]
+    if "sample_weight" not in inspect.signature(final.partial_fit).parameters:
+        name = type(final).__name__
+        raise InputError(f"{name}.partial_fit takes no sample_weight: leave out {argument}")
