@@ -502,15 +502,13 @@ def _encode(value: Any, name: str, own: Any) -> Any:
     """Return an attribute as arrays and JSON; `own` is the estimator's ``random_state``."""
     if value is None or isinstance(value, (bool, int, str)) or type(value) is float:
         return value
-    if isinstance(value, np.generic):
-        return np.asarray(value)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+    dtype = value.dtype.kind if isinstance(value, (np.ndarray, np.generic)) else "none"
+    if dtype in "biuf":
         return np.asarray(value, order="C")
-    if isinstance(value, np.ndarray) and value.dtype.kind == "U":
+    if dtype == "U":
         return {"kind": "strings", "values": value.tolist()}
-    is_list = isinstance(value, np.ndarray) and value.dtype.kind == "O" and value.ndim == 1
-    if is_list and all(type(item) is str for item in value):  # such as names of columns
-        return {"kind": "string objects", "values": value.tolist()}
+    if dtype == "O" and value.ndim == 1 and all(type(item) is str for item in value):
+        return {"kind": "string objects", "values": value.tolist()}  # such as names of columns
     if isinstance(value, (list, tuple)):
         items = [_encode(item, name, own) for item in value]
         return {"kind": type(value).__name__, "items": items}
