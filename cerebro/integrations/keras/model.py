@@ -224,15 +224,15 @@ class Model(BaseModel):
         """Restore at the end what evaluation changes: statistics, random generators, metrics."""
         self._steps.sync()
         net = self.net
-        kept = [*net.non_trainable_variables, *_buffers_of(net), *net.metrics_variables]
-        kept.append(self._shared.state)
-        before = [self._steps.copy(variable) for variable in kept]
+        variables = [*net.non_trainable_variables, *_buffers_of(net), *net.metrics_variables]
+        variables.append(self._shared.state)
+        before = [self._steps.copy(variable) for variable in variables]
         try:
             with self._use_generator():
                 yield
         finally:
             self._steps.sync()
-            for variable, value in zip(kept, before, strict=True):
+            for variable, value in zip(variables, before, strict=True):
                 variable.assign(value)
 
     def _read_metrics(self, logs: Any) -> dict[str, float]:

@@ -39,9 +39,9 @@ class Attributes:
         self._root = root
         self._theirs = {*vars(base()), *_HPARAMS, "log"}
         copies: dict[int, Any] = {}  # modules may share a large tensor
-        self._made: dict[str, dict[str, Any]] = {}
+        self._built: dict[str, dict[str, Any]] = {}
         for name, module in self._modules():
-            plain = self._made[name] = self._plain_attributes(module)
+            plain = self._built[name] = self._plain_attributes(module)
             for key, value in plain.items():
                 if id(value) not in copies:
                     copies[id(value)] = _copy_value(value)
@@ -63,7 +63,7 @@ class Attributes:
         """Return the attributes, modes and flags that differ from those that `build` made."""
         changed: dict[str, Any] = {}
         for name, module in self._modules():
-            built = self._made.get(name, {})
+            built = self._built.get(name, {})
             now = {
                 key: _make_packable(value)
                 for key, value in self._plain_attributes(module).items()
@@ -88,7 +88,7 @@ class Attributes:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the attributes, modes and flags in `state`; reset all others."""
         for name, module in self._modules():
-            built, current = self._made.get(name, {}), self._plain_attributes(module)
+            built, current = self._built.get(name, {}), self._plain_attributes(module)
             now = {**built, **state["attributes"].get(name, {})}
             for key in current.keys() - now.keys():
                 _remove_attribute(module, key)
@@ -171,15 +171,13 @@ def _copy_value(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else copy_deeply(value)
 
 
-def _restore_tuples(value: Any, made: Any) -> Any:
+def _restore_tuples(value: Any, built: Any) -> Any:
     """Return a state's value with tuples where `build` made tuples, because states have lists."""
-    if isinstance(made, (list, tuple)) and isinstance(value, list):
-        examples = [*made, *[None] * len(value)]
-        return type(made)(
-            [_restore_tuples(item, like) for item, like in zip(value, examples, strict=False)]
-        )
-    if isinstance(made, dict) and isinstance(value, dict):
-        return {key: _restore_tuples(item, made.get(key)) for key, item in value.items()}
+    if isinstance(built, (list, tuple)) and isinstance(value, list):
+        pairs = zip(value, [*built, *[None] * len(value)], strict=False)
+        return type(built)([_restore_tuples(item, like) for item, like in pairs])
+    if isinstance(built, dict) and isinstance(value, dict):
+        return {key: _restore_tuples(item, built.get(key)) for key, item in value.items()}
     return value
 
 

@@ -327,7 +327,7 @@ class RunParameters:
 
     def __init__(self, optuna: Any, saved: Any, trials: Sequence[Trial]) -> None:
         space = Space.from_json(saved.meta["space"])
-        self._known = Parameters(optuna, space, left_out=(Normal,))
+        self._parameters = Parameters(optuna, space, left_out=(Normal,))
         self._of_space = set(space.paths)
         normal = (n for n in space.nodes if n.varies and isinstance(n.dimension, Normal))
         self._normal = {node.path for node in normal}
@@ -352,10 +352,10 @@ class RunParameters:
     def _iterate_values(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
         """Yield each name with its value and its distribution in the space, None if it has none."""
         paths = set()
-        for node, value, kind in self._known.values(config):
+        for node, value, kind in self._parameters.values(config):
             if node.applies(config):
                 paths.add(node.path)
-                yield self._known.name(node), value, kind
+                yield self._parameters.name(node), value, kind
         for path, value in iterate_leaves(config, lambda path: path not in self._of_space):
             if path not in paths and (path not in self._of_space or path in self._normal):
                 yield path_name(path), make_storable(value), None

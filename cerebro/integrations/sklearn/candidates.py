@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 SCORE = "score"
 """The metric that ranks configurations."""
 
+FAILED = ("failed", "diverged")
+"""How trials end that have no score."""
+
 MAX_TRIED = 64
 """How many configurations are drawn to find one that learns by batch."""
 
@@ -59,12 +62,10 @@ def as_choices(space: Any) -> tuple[Space, Originals]:
 
 def restore_choices(config: Mapping[str, Any], originals: Originals) -> dict[str, Any]:
     """Return a configuration's parameters, with the choices that its values stand for."""
-    return {
-        name: deepcopy(originals[name].get(json.dumps(value), value))
-        if name in originals
-        else value
-        for name, value in config.items()
-    }
+    values = dict(config)
+    for name in values.keys() & originals.keys():
+        values[name] = deepcopy(originals[name].get(json.dumps(values[name]), values[name]))
+    return values
 
 
 def _convert_mapping(mapping: Mapping[str, Any], originals: Originals) -> dict[Any, Any]:
@@ -269,7 +270,7 @@ def conclude(result: Result, originals: Originals, refit: Any) -> dict[str, Any]
     `refit` is `SearchCV`'s; warns of configurations without a score.
     """
     trials = result.trials
-    failed = [trial for trial in trials if trial.status in ("failed", "diverged")]
+    failed = [trial for trial in trials if trial.status in FAILED]
     if failed:
         warnings.warn(
             f"{len(failed)} of {len(trials)} configurations failed, the first: {failed[0].error}",
@@ -285,8 +286,7 @@ def conclude(result: Result, originals: Originals, refit: Any) -> dict[str, Any]
         index = _check_index(refit(table), len(trials))
     else:
         # `Result.best` may be a configuration that failed later; here it has no score.
-        lost = {trial.number for trial in failed}
-        scored = (t.number for t in result.top(len(trials)) if t.number not in lost)
+        scored = (t.number for t in result.top(len(trials)) if t.status not in FAILED)
         index = next(scored, result.best.number)
     return {
         "cv_results_": table,
@@ -303,7 +303,7 @@ def cv_results(result: Result, originals: Originals) -> dict[str, Any]:
 
     trials = result.trials
     scores = np.array([[f.metrics.get(SCORE, math.nan) for f in t.folds] for t in trials], float)
-    scores[[trial.status in ("failed", "diverged") for trial in trials]] = math.nan
+    scores[[trial.status in FAILED for trial in trials]] = math.nan
     params = [restore_choices(trial.config, originals) for trial in trials]
     table: dict[str, Any] = _collect_times(result, scores.shape)
     for name in sorted({name for config in params for name in config}):
