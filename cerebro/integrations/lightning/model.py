@@ -42,10 +42,7 @@ from cerebro.torch.state import collect_updates, load_updates, require_parts
 
 
 class BatchForm:
-    """The form in which the steps and ``forward`` of a module receive the columns of a batch.
-
-    `inputs` and `forward` are the arguments of `from_lightning`, with `forward` completed.
-    """
+    """The form in which a module's steps and ``forward`` get columns; see `from_lightning`."""
 
     def __init__(self, inputs: Columns | None, forward: Columns | None) -> None:
         if inputs is not None:
@@ -286,8 +283,7 @@ class LightningModel(TorchModel):
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> dict[str, float]:
         """Run ``validation_step`` on all rows; return the values that the module logs.
 
-        If the module logs no loss, the loss is the mean of what the step returns. See
-        `cerebro.model.BaseModel.evaluate` for the arguments.
+        If it logs no loss, the loss is the mean of what the step returns; see `BaseModel.evaluate`.
         """
         if not overrides(self.net, "validation_step"):
             raise InputError(

@@ -30,10 +30,7 @@ _HPARAMS = {"_hparams", "_hparams_initial", "_hparams_name"}
 
 
 class Attributes:
-    """The plain attributes, modes and frozen flags of a module, as `build` made them.
-
-    The attributes of `base`, the class ``LightningModule``, are left out.
-    """
+    """A module's own attributes, not those of the class `base`, its modes and its frozen flags."""
 
     def __init__(self, root: Any, base: Any) -> None:
         self._root = root
@@ -269,13 +266,10 @@ _SETTINGS = ("name", "hook", "reduce", "on_step", "on_epoch")
 
 
 class Logs:
-    """The values logged in an epoch of training, or in a validation pass.
-
-    `metrics` are the torchmetrics metrics of the module.
-    """
+    """The values logged in an epoch of training, or in a validation pass."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+        self._metrics = metrics  # of the module
         self.items: dict[tuple[str, str], Logged] = {}
 
     def add(self, entry: Logged, value: Any, weight: int) -> None:
@@ -338,14 +332,11 @@ class Logs:
 
 
 class ModuleLog:
-    """What ``self.log`` of a module does, and the values that it has logged.
-
-    `rows` is the number of rows of the present batch.
-    """
+    """What ``self.log`` of a module does, and the values that it has logged."""
 
     def __init__(self, trainer: Trainer, hooks: Hooks) -> None:
         self._trainer, self._hooks = trainer, hooks
-        self.rows = 0
+        self.rows = 0  # of the present batch
 
     def find_metrics(self, module: Any) -> None:
         """Find the torchmetrics metrics of a module that has all its layers."""

@@ -265,10 +265,7 @@ def check_choices(estimator: Any, space: Space, originals: Originals) -> None:
 
 
 def conclude(result: Result, originals: Originals, refit: Any) -> dict[str, Any]:
-    """Return the fitted attributes that tell how a run's configurations compare.
-
-    `refit` is `SearchCV`'s; warns of configurations without a score.
-    """
+    """Return `SearchCV`'s fitted attributes on its run; warn of configurations without a score."""
     trials = result.trials
     failed = [trial for trial in trials if trial.status in FAILED]
     if failed:
