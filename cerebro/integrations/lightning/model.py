@@ -253,17 +253,15 @@ class LightningModel(TorchModel):
             is_due = config.interval == interval and count % config.frequency == 0
             if config.reduce_on_plateau != plateau or not is_due:
                 continue
-            value = None
-            if plateau:
-                value = trainer.callback_metrics.get(config.monitor)
-                if value is None:
-                    if not config.strict:
-                        continue
-                    names = ", ".join(trainer.callback_metrics) or "nothing"
-                    raise InputError(
-                        f"the scheduler monitors {config.monitor!r}, but the module has logged "
-                        f"{names}: log it with self.log, or give the search validation="
-                    )
+            value = trainer.callback_metrics.get(config.monitor) if plateau else None
+            if plateau and value is None:
+                if not config.strict:
+                    continue
+                names = ", ".join(trainer.callback_metrics) or "nothing"
+                raise InputError(
+                    f"the scheduler monitors {config.monitor!r}, but the module has logged "
+                    f"{names}: log it with self.log, or give the search validation="
+                )
             self._hooks.call("lr_scheduler_step", config.scheduler, value)
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -416,8 +414,7 @@ class LightningModel(TorchModel):
         self._network.add_new_parameters()
         self._network.load_rest(state)
         of_module = state["lightning"]
-        trainer.current_epoch = of_module["epoch"]
-        trainer.global_step = of_module["step"]
+        trainer.current_epoch, trainer.global_step = of_module["epoch"], of_module["step"]
         trainer.batch_index = of_module["batch"]
         self._log.train.load_state_dict(of_module["logged"], device)
         trainer.callback_metrics = {

@@ -124,9 +124,8 @@ def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
     """Return the Optuna distribution of a dimension; raise InputError if Optuna has no such one."""
     kinds = optuna.distributions
     if isinstance(dimension, Uniform):
-        high = dimension.high
-        if dimension.step is not None:  # Optuna warns if steps do not reach the end
-            high = dimension.nearest(high)
+        # Optuna warns if steps do not reach the end.
+        high = dimension.high if dimension.step is None else dimension.nearest(dimension.high)
         return kinds.FloatDistribution(dimension.low, high, step=dimension.step)
     if isinstance(dimension, LogUniform):
         return kinds.FloatDistribution(dimension.low, dimension.high, log=True)
@@ -390,13 +389,9 @@ def _infer_distribution(optuna: Any, values: Sequence[Any]) -> Any:
 def _widen_distribution(optuna: Any, kind: Any, value: Any) -> Any:
     """Return a numeric distribution widened to include a value; None if that is impossible."""
     kinds = optuna.distributions
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    if isinstance(kind, kinds.CategoricalDistribution):
+    numbers: tuple[type, ...] = (int,) if isinstance(kind, kinds.IntDistribution) else (int, float)
+    is_number = isinstance(value, numbers) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or isinstance(kind, kinds.CategoricalDistribution):
         return None
     log = kind.log and value > 0
-    if isinstance(kind, kinds.IntDistribution):
-        if not isinstance(value, int):
-            return None
-        return kinds.IntDistribution(min(kind.low, value), max(kind.high, value), log=log)
-    return kinds.FloatDistribution(min(kind.low, value), max(kind.high, value), log=log)
+    return type(kind)(min(kind.low, value), max(kind.high, value), log=log)
