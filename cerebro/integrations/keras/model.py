@@ -304,12 +304,9 @@ class Model(BaseModel):
 
     def _arrange_batch(self, batch: Batch, *, training: bool) -> Any:
         """Return a batch in the form in which `fit` gives it to ``train_step``."""
-        try:
-            x = self._get_inputs(batch)
-            y = None if self._get_target is None else self._get_target(batch)
-        except KeyError:
-            check_batch(batch, self._inputs, self._target)
-            raise
+        check_batch(batch, self._inputs, self._target)
+        x = self._get_inputs(batch)
+        y = None if self._get_target is None else self._get_target(batch)
         weight = None
         if self._weight is not None and (training or self._weight in batch):
             if self._weight not in batch:
