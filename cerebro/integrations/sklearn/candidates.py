@@ -201,7 +201,7 @@ class BuildEstimator:
         self.__qualname__ = type(self).__qualname__
 
     def __call__(self, config: Mapping[str, Any]) -> ScoredModel:
-        estimator = self.configure_estimator(config)
+        estimator = configure_estimator(self.estimator, config, self.originals)
         if self.output != "default":  # set for this process, but workers are others
             for _, step in steps_of(estimator):
                 if hasattr(step, "set_output") and not hasattr(step, "_sklearn_output_config"):
@@ -217,9 +217,6 @@ class BuildEstimator:
             f"{kept}, but SearchCV cannot resume them",
             f"to see them:  result = cerebro.open({path!r})",
         ]
-
-    def configure_estimator(self, config: Mapping[str, Any]) -> Any:
-        return configure_estimator(self.estimator, config, self.originals)
 
 
 def configure_estimator(estimator: Any, config: Mapping[str, Any], originals: Originals) -> Any:
@@ -250,15 +247,13 @@ def check_choices(estimator: Any, space: Space, originals: Originals) -> None:
         if isinstance(dimension, Constant):
             options = [dimension.value]
         for option in () if name == "batch_size" else options:
-            values = restore_choices({name: option}, originals)
             try:
-                configured = clone(estimator).set_params(**values)
+                kind_of(configure_estimator(estimator, {name: option}, originals))
+            except InputError as error:
+                choice = restore_choices({name: option}, originals)[name]
+                raise InputError(f"space: {name}={choice!r}: {error}") from None
             except Exception:  # it may depend on other parameters; a trial will report it
                 continue
-            try:
-                kind_of(configured)
-            except InputError as error:
-                raise InputError(f"space: {name}={values[name]!r}: {error}") from None
 
 
 # --- results, as scikit-learn's searches have them --------------------------------

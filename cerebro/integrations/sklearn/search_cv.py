@@ -43,6 +43,7 @@ from cerebro.integrations.sklearn.candidates import (
     as_choices,
     check_choices,
     conclude,
+    configure_estimator,
     find_learning_estimator,
 )
 from cerebro.integrations.sklearn.steps import check_weighting, kind_of, learn, steps_of
@@ -379,7 +380,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         """Train on all rows, exactly like trial 0 of a search without folds."""
         begun = time.perf_counter()
-        estimator = build.configure_estimator(config)
+        estimator = configure_estimator(build.estimator, config, build.originals)
         size = int(config.get("batch_size", self.batch_size))
         labels = build.labels
         classes = {} if labels is None else {"classes": labels}
