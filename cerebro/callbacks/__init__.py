@@ -8,17 +8,10 @@ from cerebro.callbacks.observer import Observer
 from cerebro.machine.imports import import_lazily
 
 if TYPE_CHECKING:
-    from cerebro.integrations.mlflow import MLflow
-    from cerebro.integrations.tensorboard import TensorBoard
-    from cerebro.integrations.wandb import WandB
+    from cerebro.integrations.loggers import MLflow, TensorBoard, WandB
 
 __all__ = ["CSV", "MLflow", "Mirror", "Observer", "TensorBoard", "WandB"]
 
 __getattr__ = import_lazily(
-    __name__,
-    {
-        "MLflow": "cerebro.integrations.mlflow",
-        "TensorBoard": "cerebro.integrations.tensorboard",
-        "WandB": "cerebro.integrations.wandb",
-    },
+    __name__, dict.fromkeys(("MLflow", "TensorBoard", "WandB"), "cerebro.integrations.loggers")
 )

@@ -131,9 +131,8 @@ def _squeeze_logits(output: Any) -> Any:
 def _make_accuracy(net: Any) -> dict[str, Callable[..., Any]]:
     if _is_a(net, "NeuralNetClassifier"):
         return {"accuracy": lambda output, target: (output.argmax(1) == target).float().mean()}
-    if _is_a(net, "NeuralNetBinaryClassifier") and isinstance(
-        net.criterion_, torch.nn.BCEWithLogitsLoss
-    ):
+    is_binary = _is_a(net, "NeuralNetBinaryClassifier")
+    if is_binary and isinstance(net.criterion_, torch.nn.BCEWithLogitsLoss):
         threshold = net.threshold
 
         def accuracy(output: Any, target: Any) -> Any:

@@ -143,10 +143,8 @@ class TransformersModel(Model):
         **options: Any,
     ) -> None:
         _check_arguments(model, collator, compute_metrics, preprocess)
-        self._collator = collator
-        self._compute_metrics = compute_metrics
-        self._preprocess = preprocess
-        self._renamed = inputs
+        self._collator, self._renamed = collator, inputs
+        self._compute_metrics, self._preprocess = compute_metrics, preprocess
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._accepted = list(inspect.signature(base.forward).parameters)
         self._labels = [name for name in self._accepted if "label" in name] or [
@@ -285,10 +283,7 @@ def _check_arguments(model: Any, collator: Any, compute_metrics: Any, preprocess
 
 
 def _remove_masks(batch: Batch) -> Batch:
-    """Return the columns without masks.
-
-    The padding of labels becomes -100; the mask of ``input_ids`` becomes ``attention_mask``.
-    """
+    """Drop masks: padding of labels becomes -100, the mask of ``input_ids`` ``attention_mask``."""
     columns = {}
     for name, value in batch.items():
         if name.endswith("_mask") and name.removesuffix("_mask") in batch:

@@ -274,7 +274,7 @@ class Result:
             If Optuna is missing, if the storage cannot be used, or if it already has a study with
             this name.
         """
-        from cerebro.integrations.optuna.to_study import to_study
+        from cerebro.integrations.optuna.terms import to_study
 
         return to_study(self, storage=storage, study_name=study_name)
 

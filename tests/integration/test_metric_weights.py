@@ -91,7 +91,7 @@ def test_nan_from_an_unlabelled_batch_diverges_in_the_next_labelled_batch(data, 
 
 
 def test_values_that_lightning_logs_for_no_rows_do_not_count():
-    from cerebro.integrations.lightning.logs import Logged
+    from cerebro.integrations.lightning.state import Logged
 
     item = Logged("loss", "training_step", "mean", on_step=True, on_epoch=True)
     for value, rows in ((math.nan, 0), (2.0, 3)):

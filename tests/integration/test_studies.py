@@ -16,7 +16,7 @@ from test_optuna import EPOCHS, content, new_study, optimize
 
 import cerebro
 from cerebro.errors import InputError, RunError
-from cerebro.integrations.optuna.to_study import _widen_distribution
+from cerebro.integrations.optuna.terms import _widen_distribution, describe_storage
 from cerebro.searchers import PBT, Hyperband
 
 optuna = pytest.importorskip("optuna")
@@ -458,8 +458,6 @@ def test_an_unusable_storage_is_refused(result, tmp_path, what, message):
 
 
 def test_passwords_are_not_shown():
-    from cerebro.integrations.optuna.terms import describe_storage
-
     url = "mysql+pymysql://me:secret@host:3306/studies"
     assert describe_storage(url) == "mysql+pymysql://me:***@host:3306/studies"
 

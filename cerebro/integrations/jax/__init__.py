@@ -1,1 +1,1 @@
-"""JAX models: `model.py` has the interface, `program.py` the compiled steps, `state.py` states."""
+"""JAX models: `model.py` has the interface, `program.py` the compiled steps and the states."""

@@ -23,8 +23,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from cerebro.errors import InputError, StateError
-from cerebro.integrations.jax import state as states
-from cerebro.integrations.jax.program import Carry, ProgramParts, freeze_columns, program_of
+from cerebro.integrations.jax.program import (
+    HINT,
+    Carry,
+    ProgramParts,
+    copy_tree,
+    freeze_columns,
+    from_state,
+    name_leaves,
+    program_of,
+    to_host,
+    to_state,
+)
 from cerebro.machine.devices import build_device
 from cerebro.model import (
     BaseModel,
@@ -155,10 +165,10 @@ class Model(BaseModel):
         )
         self._device = _find_device()
         self._key = self._make_key(0 if seed is None else seed)
-        params = states.copy_tree("params", params, self._device)
+        params = copy_tree("params", params, self._device)
         _check_params(params)
-        state = states.copy_tree("the optimizer's state", optimizer.init(params), self._device)
-        variables = states.copy_tree("variables", variables, self._device)
+        state = copy_tree("the optimizer's state", optimizer.init(params), self._device)
+        variables = copy_tree("variables", variables, self._device)
         steps = jax.device_put(np.uint32(0), self._device)
         self._carry = Carry((params, state, variables, steps))
 
@@ -232,13 +242,13 @@ class Model(BaseModel):
         """
         params, optimizer, variables, steps = self._carry.tree
         state = {
-            "params": states.to_state(params),
-            "optimizer": states.to_state(optimizer),
-            "step": states.to_host(steps),
-            "key": states.to_host(self._key),
+            "params": to_state(params),
+            "optimizer": to_state(optimizer),
+            "step": to_host(steps),
+            "key": to_host(self._key),
         }
         if self._has_variables:
-            state["variables"] = states.to_state(variables)
+            state["variables"] = to_state(variables)
         return state
 
     def weights(self) -> dict[str, Any]:
@@ -258,11 +268,11 @@ class Model(BaseModel):
         for name in sorted(expected ^ state.keys()):
             raise StateError(
                 f"the state has {'no' if name in expected else 'a'} {name!r}, unlike the model "
-                f"that build made: {states.HINT}"
+                f"that build made: {HINT}"
             )
 
         def load(name: str, tree: Any, part: Any, retyped: bool = False) -> Any:
-            return states.from_state(name, tree, part, self._device, retyped=retyped)
+            return from_state(name, tree, part, self._device, retyped=retyped)
 
         params, optimizer, variables, steps = self._carry.tree
         scalars = {name: state[name] for name in ("step", "key")}
@@ -334,7 +344,7 @@ def _find_device() -> Any:
 
 
 def _check_params(params: Any) -> None:
-    named = states.name_leaves(params)
+    named = name_leaves(params)
     if not named:
         raise InputError("params has no arrays: there is nothing to train")
     for path, leaf in named:

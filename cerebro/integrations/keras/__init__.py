@@ -1,1 +1,1 @@
-"""Keras 3 models, on PyTorch or JAX: `model.py` trains them, `variables.py` names their state."""
+"""Keras 3 models, on PyTorch or JAX: `model.py` trains them, by the steps of a backend."""

@@ -4,12 +4,16 @@
 the model's own ``train_step`` and ``test_step``. It adds what a model needs to move between
 workers: a state with all variables, including those of the optimizer, the metrics and the random
 generators.
+
+The variables in a state have the names of Keras' paths, such as ``dense/kernel``. Keras numbers
+layers without a name in the order of their creation. Cerebro resets the numbers before every
+`build`, so equal models have equal names.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -22,7 +26,7 @@ from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_
 
 from cerebro.arguments import KERAS_CALLBACKS, explain_keywords, list_words
 from cerebro.errors import InputError, StateError
-from cerebro.integrations.keras import variables as state_of
+from cerebro.integrations.keras.steps import JaxSteps, TorchSteps
 from cerebro.machine.devices import build_device
 from cerebro.model import (
     BaseModel,
@@ -49,6 +53,11 @@ WORDS = list_words(
         "search() takes it": "epochs batch_size validation_data validation_split seed verbose",
     }
 )
+
+SEED = "seed_generator_state"
+"""The name of the variable that holds the state of a Keras random generator."""
+
+HINT = "build must make the same model from the same configuration"
 
 
 class Model(BaseModel):
@@ -134,7 +143,7 @@ class Model(BaseModel):
         self._class_weight = _check_weights(weight, class_weight, target)
         self._get_inputs = make_getter(inputs)
         self._get_target = None if target is None else make_getter(target)
-        self._steps = _make_steps(backend, net)
+        self._steps: Any = TorchSteps(net) if backend == "torch" else JaxSteps(net)
         self._is_built = False
         self._logs: Any = None  # Keras' logs of the last training batch
         # Keras layers and functions without a seed share one generator of the process.
@@ -215,15 +224,15 @@ class Model(BaseModel):
         """Restore at the end what evaluation changes: statistics, random generators, metrics."""
         self._steps.sync()
         net = self.net
-        kept = [*net.non_trainable_variables, *state_of.buffers_of(net), *net.metrics_variables]
-        kept.append(self._shared.state)
-        before = [self._steps.copy(variable) for variable in kept]
+        variables = [*net.non_trainable_variables, *_buffers_of(net), *net.metrics_variables]
+        variables.append(self._shared.state)
+        before = [self._steps.copy(variable) for variable in variables]
         try:
             with self._use_generator():
                 yield
         finally:
             self._steps.sync()
-            for variable, value in zip(kept, before, strict=True):
+            for variable, value in zip(variables, before, strict=True):
                 variable.assign(value)
 
     def _read_metrics(self, logs: Any) -> dict[str, float]:
@@ -254,7 +263,7 @@ class Model(BaseModel):
                 "evaluate a batch first"
             )
         self._steps.sync()
-        return {**state_of.variables_of(self.net), "shared": {"seed": self._shared.state}}
+        return {**_variables_of(self.net), "shared": {"seed": self._shared.state}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of an equally built model; its arrays are copied, not kept.
@@ -268,7 +277,7 @@ class Model(BaseModel):
                 f"{self.framework}: set KERAS_BACKEND={backend} in the environment"
             )
         for part, variables in parts.items():
-            state_of.load(part, variables, state.get(part))
+            _load(part, variables, state.get(part))
 
     def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Continue from another trial's state with this trial's hyperparameters.
@@ -278,9 +287,9 @@ class Model(BaseModel):
         random numbers than its parent.
         """
         net = self._variables()["net"].values()
-        own = [*(v for v in net if v.name == state_of.SEED), self._shared.state]
-        for optimizer in state_of.optimizers_of(self.net).values():
-            own.extend(state_of.rates_in(optimizer))
+        own = [*(v for v in net if v.name == SEED), self._shared.state]
+        for optimizer in _optimizers_of(self.net).values():
+            own.extend(_rates_in(optimizer))
         values = [np.array(keras.ops.convert_to_numpy(variable.value)) for variable in own]
         self.load_state_dict(state)
         for variable, value in zip(own, values, strict=True):
@@ -295,12 +304,9 @@ class Model(BaseModel):
 
     def _arrange_batch(self, batch: Batch, *, training: bool) -> Any:
         """Return a batch in the form in which `fit` gives it to ``train_step``."""
-        try:
-            x = self._get_inputs(batch)
-            y = None if self._get_target is None else self._get_target(batch)
-        except KeyError:
-            check_batch(batch, self._inputs, self._target)
-            raise
+        check_batch(batch, self._inputs, self._target)
+        x = self._get_inputs(batch)
+        y = None if self._get_target is None else self._get_target(batch)
         weight = None
         if self._weight is not None and (training or self._weight in batch):
             if self._weight not in batch:
@@ -313,7 +319,6 @@ class Model(BaseModel):
         return _pack_columns(*map(self._place, (x, y, weight)))
 
     def _place(self, tree: Any) -> Any:
-        """Return the arrays of a tree on the network's device."""
         return None if tree is None else keras.tree.map_structure(self._steps.place, tree)
 
     def _build(self, batch: Batch) -> None:
@@ -321,7 +326,7 @@ class Model(BaseModel):
         data = self._arrange_batch(batch, training=True)
         with self._use_generator():
             self.net._symbolic_build(data_batch=data)
-        for name, optimizer in state_of.optimizers_of(self.net).items():
+        for name, optimizer in _optimizers_of(self.net).items():
             if not optimizer.built:
                 raise InputError(
                     f"net.{name} is not built, so its state is unknown: in build, call "
@@ -355,16 +360,6 @@ class Model(BaseModel):
             return parts
         joined = [np.concatenate(leaves) for leaves in zip(*flat, strict=True)]
         return keras.tree.pack_sequence_as(parts[0], joined)
-
-
-def _make_steps(backend: str, net: Any) -> Any:
-    if backend == "torch":
-        from cerebro.integrations.keras.torch_steps import TorchSteps
-
-        return TorchSteps(net)
-    from cerebro.integrations.keras.jax_steps import JaxSteps
-
-    return JaxSteps(net)
 
 
 def _pack_columns(x: Any, y: Any = None, weight: Any = None) -> Any:
@@ -422,3 +417,107 @@ def _as_number(name: str, value: Any) -> float:
             "metric an average, such as average='macro'"
         )
     return float(value)
+
+
+# --- variables ------------------------------------------------------------------
+
+
+def _variables_of(net: Any) -> dict[str, dict[str, Any]]:
+    """Return the variables of a model by part of its state, and by name."""
+    optimizers = _optimizers_of(net).values()
+    parts = {
+        "net": [*net.trainable_variables, *net.non_trainable_variables, *_buffers_of(net)],
+        "optimizer": [variable for each in optimizers for variable in each.variables],
+        "metrics": net.metrics_variables,
+    }
+    return {part: _name_variables(variables) for part, variables in parts.items()}
+
+
+class _Buffer:
+    """A buffer of a PyTorch module, such as a batch norm's statistics, as a Keras variable."""
+
+    def __init__(self, path: str, module: Any, name: str) -> None:
+        self.path, self.name, self._module = path, name, module
+
+    @property
+    def value(self) -> Any:
+        return getattr(self._module, self.name)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.value.shape)
+
+    @property
+    def dtype(self) -> str:
+        return _dtype_name(self.value)
+
+    def assign(self, value: Any) -> None:
+        self.value.copy_(keras.ops.convert_to_tensor(value, dtype=self.dtype))
+
+
+def _buffers_of(net: Any) -> list[Any]:
+    """Return the buffers of all PyTorch modules inside a model, in a fixed order."""
+    buffers = []
+    for layer in net._flatten_layers():
+        if isinstance(layer, keras.layers.TorchModuleWrapper):
+            for place, module in layer.module.named_modules():
+                path = "/".join([str(layer.path), *filter(None, place.split("."))])
+                for name, _ in module.named_buffers(recurse=False):
+                    buffers.append(_Buffer(f"{path}/{name}", module, name))
+    return buffers
+
+
+def _optimizers_of(net: Any) -> dict[str, Any]:
+    """Return the optimizers of a model by attribute; a custom ``train_step`` may use several."""
+    others = {
+        name: value
+        for name, value in sorted(vars(net).items())
+        if isinstance(value, keras.optimizers.Optimizer) and value is not net.optimizer
+    }
+    return {"optimizer": net.optimizer, **others}
+
+
+def _name_variables(variables: Iterable[Any]) -> dict[str, Any]:
+    """Return variables by path; repetitions of a path become ``path#1``, ``path#2``, ..."""
+    by_path: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+    for variable in variables:
+        path = str(variable.path)
+        count = counts.get(path, 0)
+        counts[path] = count + 1
+        by_path[f"{path}#{count}" if count else path] = variable
+    return by_path
+
+
+def _load(part: str, variables: Mapping[str, Any], state: Any) -> None:
+    """Copy a state's part into variables; raise StateError, before any change, if they differ."""
+    values = state if isinstance(state, Mapping) else {}
+    for name in sorted(variables.keys() ^ values.keys()):
+        has, lacks = ("model", "state") if name in variables else ("state", "model")
+        raise StateError(f"the {has} has the variable {part}/{name}, the {lacks} does not: {HINT}")
+    for name, variable in variables.items():
+        shape, dtype = tuple(values[name].shape), _dtype_name(values[name])
+        if shape != tuple(variable.shape) or dtype != variable.dtype:
+            raise StateError(
+                f"{part}/{name} is {dtype} of shape {shape} in the state and {variable.dtype} of "
+                f"shape {tuple(variable.shape)} in the model: {HINT}"
+            )
+    for name, variable in variables.items():
+        value = values[name]
+        if value is not variable.value:  # otherwise a live tensor, already loaded
+            variable.assign(np.array(value) if isinstance(value, np.ndarray) else value)
+
+
+def _dtype_name(value: Any) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _rates_in(optimizer: Any) -> Iterator[Any]:
+    """Yield the learning rates of an optimizer and of those that it wraps."""
+    rate = getattr(optimizer, "_learning_rate", None)
+    if isinstance(rate, keras.Variable):  # not a schedule
+        yield rate
+    # The rate of a LossScaleOptimizer or a MultiOptimizer itself is not used, only those inside.
+    inner = getattr(optimizer, "inner_optimizer", None)
+    for wrapped in getattr(optimizer, "optimizers", ()) if inner is None else (inner,):
+        yield from _rates_in(wrapped)

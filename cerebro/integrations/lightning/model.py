@@ -14,17 +14,17 @@ from typing import Any
 import torch
 
 from cerebro.arguments import check_one_of
-from cerebro.data.depots import move_batch
 from cerebro.errors import InputError
-from cerebro.integrations.lightning.attributes import Attributes
-from cerebro.integrations.lightning.logs import ModuleLog
-from cerebro.integrations.lightning.module import (
+from cerebro.integrations.lightning.state import Attributes, ModuleLog
+from cerebro.integrations.lightning.trainer import (
+    Hooks,
+    Options,
+    Trainer,
     check_module,
     find_base,
     overrides,
     read_optimizers,
 )
-from cerebro.integrations.lightning.trainer import Hooks, Options, Trainer
 from cerebro.model import (
     Batch,
     Columns,
@@ -41,10 +41,7 @@ from cerebro.torch.state import collect_updates, load_updates, require_parts
 
 
 class BatchForm:
-    """The form in which the steps and ``forward`` of a module receive the columns of a batch.
-
-    `inputs` and `forward` are the arguments of `from_lightning`, with `forward` completed.
-    """
+    """The form in which a module's steps and ``forward`` get columns; see `from_lightning`."""
 
     def __init__(self, inputs: Columns | None, forward: Columns | None) -> None:
         if inputs is not None:
@@ -255,17 +252,15 @@ class LightningModel(TorchModel):
             is_due = config.interval == interval and count % config.frequency == 0
             if config.reduce_on_plateau != plateau or not is_due:
                 continue
-            value = None
-            if plateau:
-                value = trainer.callback_metrics.get(config.monitor)
-                if value is None:
-                    if not config.strict:
-                        continue
-                    names = ", ".join(trainer.callback_metrics) or "nothing"
-                    raise InputError(
-                        f"the scheduler monitors {config.monitor!r}, but the module has logged "
-                        f"{names}: log it with self.log, or give the search validation="
-                    )
+            value = trainer.callback_metrics.get(config.monitor) if plateau else None
+            if plateau and value is None:
+                if not config.strict:
+                    continue
+                names = ", ".join(trainer.callback_metrics) or "nothing"
+                raise InputError(
+                    f"the scheduler monitors {config.monitor!r}, but the module has logged "
+                    f"{names}: log it with self.log, or give the search validation="
+                )
             self._hooks.call("lr_scheduler_step", config.scheduler, value)
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -285,8 +280,7 @@ class LightningModel(TorchModel):
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> dict[str, float]:
         """Run ``validation_step`` on all rows; return the values that the module logs.
 
-        If the module logs no loss, the loss is the mean of what the step returns. See
-        `cerebro.model.BaseModel.evaluate` for the arguments.
+        If it logs no loss, the loss is the mean of what the step returns; see `BaseModel.evaluate`.
         """
         if not overrides(self.net, "validation_step"):
             raise InputError(
@@ -348,7 +342,7 @@ class LightningModel(TorchModel):
         with self._evaluating(), self._autocast:
             if overrides(self.net, "predict_step"):
                 return self._call_step("predict_step", self._prepare_batch(batch), 0)
-            return self._form.call(self.net, self._place_batch(batch))
+            return self._form.call(self.net, self._network.place_batch(batch))
 
     @property
     def inputs(self) -> Columns:
@@ -364,16 +358,9 @@ class LightningModel(TorchModel):
         self._log.rows = len(next(iter(batch.values())))
         if self._form.inputs is not None:
             check_batch(batch, self._form.inputs, None)
-        prepared = self._form.arrange(self._place_batch(batch))
+        prepared = self._form.arrange(self._network.place_batch(batch))
         prepared = self._hooks.call("on_before_batch_transfer", prepared, 0)
         return self._hooks.call("on_after_batch_transfer", prepared, 0)
-
-    def _place_batch(self, batch: Batch) -> Batch:
-        device = self.net.device
-        if device.type == "cpu":
-            return batch
-        away = (isinstance(v, torch.Tensor) and v.device != device for v in batch.values())
-        return move_batch(batch, device) if any(away) else batch
 
     # --- state --------------------------------------------------------------------------
 
@@ -426,8 +413,7 @@ class LightningModel(TorchModel):
         self._network.add_new_parameters()
         self._network.load_rest(state)
         of_module = state["lightning"]
-        trainer.current_epoch = of_module["epoch"]
-        trainer.global_step = of_module["step"]
+        trainer.current_epoch, trainer.global_step = of_module["epoch"], of_module["step"]
         trainer.batch_index = of_module["batch"]
         self._log.train.load_state_dict(of_module["logged"], device)
         trainer.callback_metrics = {

@@ -236,11 +236,9 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
             )
 
 
-def _check_several(
-    name: str, given: Any, fits: Callable[[Any], bool], kind: str
-) -> tuple[Any, ...]:
+def _check_several(name: str, value: Any, fits: Callable[[Any], bool], of: str) -> tuple[Any, ...]:
     """Return one value or an iterable of them as a tuple; raise InputError if any is invalid."""
-    values = tuple(given) if hasattr(given, "__iter__") else (given,)
+    values = tuple(value) if hasattr(value, "__iter__") else (value,)
     if not all(map(fits, values)):
-        raise InputError(f"{name} must be a list of {kind}, not {given!r}")
+        raise InputError(f"{name} must be a list of {of}, not {value!r}")
     return values

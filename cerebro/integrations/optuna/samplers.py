@@ -28,8 +28,6 @@ from cerebro.searchers.base import (
 )
 from cerebro.space import Node
 
-MAX_SAMPLER_SEED = 2**32
-
 
 class SamplerSearch(AdaptiveSearcher):
     """Asks an Optuna sampler for configurations; every trial trains to the end."""
@@ -49,9 +47,8 @@ class SamplerSearch(AdaptiveSearcher):
         optuna = import_optuna(self._endless)
         self._parameters = Parameters(optuna, self._space)
         with quiet(optuna):
-            self._study = optuna.create_study(
-                sampler=self._sampler(optuna, self._seed % MAX_SAMPLER_SEED), direction="minimize"
-            )
+            sampler = self._sampler(optuna, self._seed % 2**32)
+            self._study = optuna.create_study(sampler=sampler, direction="minimize")
             for result in self._earlier:
                 self._learn(optuna, result)
         self._asked: dict[int, Any] = {}
@@ -62,17 +59,13 @@ class SamplerSearch(AdaptiveSearcher):
         """Report the trials of an earlier run to the study."""
         states = optuna.trial.TrialState
         for trial in result.trials:
-            value: float | None = trial.metrics.get(self._metric, math.nan) * self._sign
-            state = states.COMPLETE
-            if trial.status in ("failed", "diverged"):
-                state, value = states.PRUNED, None
+            failed = trial.status in ("failed", "diverged")
+            value = None if failed else trial.metrics.get(self._metric, math.nan) * self._sign
             params, kinds = self._parameters.of_config(trial.config)
             if params and (value is None or math.isfinite(value)):
-                self._study.add_trial(
-                    optuna.trial.create_trial(
-                        params=params, distributions=kinds, state=state, value=value
-                    )
-                )
+                state = states.PRUNED if failed else states.COMPLETE
+                facts = {"params": params, "distributions": kinds, "state": state, "value": value}
+                self._study.add_trial(optuna.trial.create_trial(**facts))
 
     def suggest(self) -> Suggested:
         if self._next >= self._limit:

@@ -59,9 +59,7 @@ class StudyOfRun:
     def __init__(
         self, study: optuna.Study, run: str, callbacks: tuple[Callable[..., None], ...]
     ) -> None:
-        self.study = study
-        self.run = run
-        self._callbacks = callbacks
+        self.study, self.run, self._callbacks = study, run, callbacks
         self._advice = f"; the same call resumes the run {run}" if run else ""
 
     def explain_errors(self) -> contextlib.AbstractContextManager[None]:
@@ -114,10 +112,7 @@ class StudyOfRun:
     def find_trial(
         self, trials: Mapping[int, FrozenTrial], asked: int, number: int, params: Mapping[str, Any]
     ) -> FrozenTrial:
-        """Return the run's trial `number`, which the study calls `asked`.
-
-        Raises InputError if the study has another trial there.
-        """
+        """Return the run's trial `number`, in the study `asked`; raise InputError if it differs."""
         frozen = trials.get(asked)
         if frozen is None or mark_of(frozen).get("trial") != number:
             raise self.make_other_error(asked)
@@ -166,9 +161,7 @@ class ParameterChooser:
     def __init__(
         self, build: Callable[..., Any], define: Callable[..., Any] | None, batch_size: int | None
     ) -> None:
-        self._build = build
-        self._define = define
-        self._batch_size = batch_size
+        self._build, self._define, self._batch_size = build, define, batch_size
         self.make_info: Callable[[int, Mapping[str, Any]], Info] | None = None
         self.seed = 0
 
@@ -223,15 +216,10 @@ class StudySearcher(Searcher):
         timeout: float | None,
         catch: tuple[type[Exception], ...],
     ) -> None:
-        self._study = study
-        self._chooser = chooser
-        self._wanted = n_trials
-        self._epochs = epochs
-        self._metric = metric
-        self._timeout = timeout
-        self._deadline = math.inf
-        self._catch = catch
-        self.expects_failures = bool(catch)
+        self._study, self._chooser = study, chooser
+        self._wanted, self._epochs, self._metric = n_trials, epochs, metric
+        self._timeout, self._deadline = timeout, math.inf
+        self._catch, self.expects_failures = catch, bool(catch)
         self.cut_short = False
         """Whether `timeout` passed before all trials had started."""
         self._count = 0
@@ -255,25 +243,22 @@ class StudySearcher(Searcher):
     def suggest(self) -> Suggested:
         """Ask the study for a trial, whose parameters `build` or `define` then suggests."""
         with self._study.explain_errors():
-            return self._suggest()
-
-    def _suggest(self) -> Suggested:
-        while not self._study.study._stop_flag and not self._has_all_trials():
-            if time.monotonic() >= self._deadline:
-                self.cut_short = True
-                return None  # not DONE: the same call resumes the run
-            with self._study.enable_stop():
-                trial = self._study.study.ask()
-                config = self._choose_config(trial)
-            if config is None:
-                self._lost += 1
-                continue
-            number = self._count
-            self._study.mark(trial, ATTRIBUTE, {"run": self._study.run, "trial": number})
-            self._open[number] = trial
-            self._count += 1
-            return Suggestion(config, self._epochs)
-        return DONE
+            while not self._study.study._stop_flag and not self._has_all_trials():
+                if time.monotonic() >= self._deadline:
+                    self.cut_short = True
+                    return None  # not DONE: the same call resumes the run
+                with self._study.enable_stop():
+                    trial = self._study.study.ask()
+                    config = self._choose_config(trial)
+                if config is None:
+                    self._lost += 1
+                    continue
+                number = self._count
+                self._study.mark(trial, ATTRIBUTE, {"run": self._study.run, "trial": number})
+                self._open[number] = trial
+                self._count += 1
+                return Suggestion(config, self._epochs)
+            return DONE
 
     def _choose_config(self, trial: optuna.Trial) -> dict[str, Any] | None:
         """Return a trial's configuration; None if defining it raised a caught exception."""
@@ -319,29 +304,26 @@ class StudySearcher(Searcher):
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
         """Report an epoch to the study, ask its pruner, and tell the study if the trial ends."""
         with self._study.explain_errors():
-            return self._report(trial, epoch, metrics)
-
-    def _report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
-        if trial in self._told:
-            return self._answer_again(trial, epoch)
-        asked = self._open[trial]
-        value = metrics.get(self._metric)
-        if value is None:  # the trial has ended without this epoch
-            state = TrialState.PRUNED if trial in self._pruned else TrialState.FAIL
-            self._pruned.discard(trial)
-            self._study.finish(self._open.pop(trial), state)
-            return Decision.STOP
-        asked.report(value, step=epoch)
-        if epoch + 1 < self._epochs:
-            if not asked.should_prune():
-                return Decision.CONTINUE
-            self._study.finish(self._open.pop(trial), TrialState.PRUNED)
-            return Decision.STOP
-        if math.isnan(value):
-            self._study.finish(self._open.pop(trial), TrialState.FAIL)
-        else:
-            self._study.finish(self._open.pop(trial), TrialState.COMPLETE, value)
-        return Decision.CONTINUE
+            if trial in self._told:
+                return self._answer_again(trial, epoch)
+            asked = self._open[trial]
+            value = metrics.get(self._metric)
+            if value is None:  # the trial has ended without this epoch
+                state = TrialState.PRUNED if trial in self._pruned else TrialState.FAIL
+                self._pruned.discard(trial)
+                self._study.finish(self._open.pop(trial), state)
+                return Decision.STOP
+            asked.report(value, step=epoch)
+            if epoch + 1 < self._epochs:
+                if not asked.should_prune():
+                    return Decision.CONTINUE
+                self._study.finish(self._open.pop(trial), TrialState.PRUNED)
+                return Decision.STOP
+            if math.isnan(value):
+                self._study.finish(self._open.pop(trial), TrialState.FAIL)
+            else:
+                self._study.finish(self._open.pop(trial), TrialState.COMPLETE, value)
+            return Decision.CONTINUE
 
     def _answer_again(self, trial: int, epoch: int) -> Decision:
         """Return the decision of a dead process that told the study but did not store it."""
@@ -388,26 +370,23 @@ class StudySearcher(Searcher):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume the study's trials; restart those that ended after the state was saved."""
         with self._study.explain_errors():
-            self._load(state)
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self._count = int(state["count"])
-        self._lost = int(state["lost"])
-        study = self._study
-        trials = {trial.number: trial for trial in study.study.get_trials(deepcopy=False)}
-        numbers = {mark_of(trial).get("trial") for trial in trials.values()}
-        missing = [number for number in range(self._count) if number not in numbers]
-        if missing and not self._has_all_trials():  # it would add trials to another study
-            raise study.make_other_error(missing[0])
-        for number, asked, params in state["open"]:
-            frozen = study.find_trial(trials, asked, number, params)
-            if frozen.state is TrialState.RUNNING:
-                self._open[number] = optuna.Trial(study.study, frozen._trial_id)
-            elif INTERRUPTED in frozen.system_attrs:
-                self._open[number] = study.begin_anew(frozen, number)
-            else:
-                self._told[number] = frozen
-        study.fail_orphans({trial.number for trial in self._open.values()})
+            self._count = int(state["count"])
+            self._lost = int(state["lost"])
+            study = self._study
+            trials = {trial.number: trial for trial in study.study.get_trials(deepcopy=False)}
+            numbers = {mark_of(trial).get("trial") for trial in trials.values()}
+            missing = [number for number in range(self._count) if number not in numbers]
+            if missing and not self._has_all_trials():  # it would add trials to another study
+                raise study.make_other_error(missing[0])
+            for number, asked, params in state["open"]:
+                frozen = study.find_trial(trials, asked, number, params)
+                if frozen.state is TrialState.RUNNING:
+                    self._open[number] = optuna.Trial(study.study, frozen._trial_id)
+                elif INTERRUPTED in frozen.system_attrs:
+                    self._open[number] = study.begin_anew(frozen, number)
+                else:
+                    self._told[number] = frozen
+            study.fail_orphans({trial.number for trial in self._open.values()})
 
 
 def mark_of(frozen: FrozenTrial) -> Mapping[str, Any]:

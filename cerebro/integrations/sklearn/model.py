@@ -3,8 +3,6 @@
 :class:`Model` lets these estimators hop. The state consists of the fitted attributes, as arrays and
 JSON, never a pickle. Only estimators whose fitted attributes are known to fit into such a state are
 supported; for others, an error names the estimator.
-
-`SearchCV` is a search with folds in the form of a scikit-learn estimator.
 """
 
 from __future__ import annotations
@@ -24,11 +22,11 @@ from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 from cerebro.errors import InputError, StateError
 from cerebro.integrations.sklearn.steps import (
     KEPT_IN_VAIN,
+    check_weighting,
     kind_of,
     learn,
     steps_of,
     string_objects,
-    takes_weights,
 )
 from cerebro.model import BaseModel, Batch, Words, check_batch
 
@@ -137,11 +135,10 @@ class Model(BaseModel):
         self._metrics, self._scorers = _split_metrics(metrics)
         if self._kind in ("clusterer", "transformer") and (metrics or loss is not None):
             raise InputError(f"a {self._kind} has no target: leave out metrics and loss")
-        if weight is not None and not isinstance(weight, str):
-            raise InputError(f"weight must be a column's name, not {weight!r}")
-        if weight is not None and not takes_weights(estimator):
-            name = type(steps_of(estimator)[-1][1]).__name__
-            raise InputError(f"{name}.partial_fit takes no sample_weight: leave out weight")
+        if weight is not None:
+            if not isinstance(weight, str):
+                raise InputError(f"weight must be a column's name, not {weight!r}")
+            check_weighting(estimator, "weight")
         self._weight = weight
 
     def bind_info(self, info: Any) -> None:
@@ -223,10 +220,9 @@ class Model(BaseModel):
 
     def _compute_means(self, x: Any, y: Any, predicted: Any) -> dict[str, float]:
         """Return the metrics that are means over rows."""
-        if self._loss is not None:
-            values = {"loss": float(self._loss(y, predicted))}
-        else:
-            values = {"loss": self._default_loss(x, y, predicted)}
+        own = self._loss
+        loss = self._default_loss(x, y, predicted) if own is None else float(own(y, predicted))
+        values = {"loss": loss}
         if self._kind == "classifier":
             right = predicted == y
             values["accuracy"] = float(np.mean(right.all(1) if right.ndim == 2 else right))
@@ -245,9 +241,7 @@ class Model(BaseModel):
                 ) from error
         return values
 
-    def _iterate_metrics(
-        self, x: Any, y: Any, predicted: Any
-    ) -> Iterator[tuple[str, Callable[[], Any]]]:
+    def _iterate_metrics(self, x: Any, y: Any, predicted: Any) -> Iterator[tuple[str, Any]]:
         """Yield the metrics that are not means over rows, as functions without arguments."""
         for name, metric in self._metrics.items():
             yield name, partial(metric, y, predicted)
@@ -439,7 +433,6 @@ def _state_of(estimator: Any) -> dict[str, Any]:
 
 
 def _load(estimator: Any, state: Mapping[str, Any]) -> None:
-    """See `Model.load_state_dict`."""
     kind = type(estimator).__name__
     if state.get("estimator") != kind:
         raise StateError(
@@ -509,15 +502,13 @@ def _encode(value: Any, name: str, own: Any) -> Any:
     """Return an attribute as arrays and JSON; `own` is the estimator's ``random_state``."""
     if value is None or isinstance(value, (bool, int, str)) or type(value) is float:
         return value
-    if isinstance(value, np.generic):
-        return np.asarray(value)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+    dtype = value.dtype.kind if isinstance(value, (np.ndarray, np.generic)) else "none"
+    if dtype in "biuf":
         return np.asarray(value, order="C")
-    if isinstance(value, np.ndarray) and value.dtype.kind == "U":
+    if dtype == "U":
         return {"kind": "strings", "values": value.tolist()}
-    is_list = isinstance(value, np.ndarray) and value.dtype.kind == "O" and value.ndim == 1
-    if is_list and all(type(item) is str for item in value):  # such as names of columns
-        return {"kind": "string objects", "values": value.tolist()}
+    if dtype == "O" and value.ndim == 1 and all(type(item) is str for item in value):
+        return {"kind": "string objects", "values": value.tolist()}  # such as names of columns
     if isinstance(value, (list, tuple)):
         items = [_encode(item, name, own) for item in value]
         return {"kind": type(value).__name__, "items": items}
@@ -535,9 +526,7 @@ def _encode_generator(generator: Any, own: Any) -> dict[str, Any]:
         return {"kind": "global generator"}
     if generator is own:
         return {"kind": "own generator"}
-    _, key, position, has_gauss, gauss = generator.get_state()
-    next_gauss = float(gauss) if has_gauss else None
-    return {"kind": "RandomState", "key": key, "position": int(position), "gauss": next_gauss}
+    return {"kind": "RandomState", "state": generator.get_state(legacy=False)}
 
 
 def _decode(value: Any, own: Any) -> Any:
@@ -561,9 +550,7 @@ def _decode(value: Any, own: Any) -> Any:
         return own
     if kind == "RandomState":
         generator = np.random.RandomState()
-        gauss = value["gauss"]
-        key = np.array(value["key"])
-        generator.set_state(("MT19937", key, value["position"], int(gauss is not None), gauss or 0))
+        generator.set_state(value["state"])
         return generator
     instance = _OBJECTS[kind].__new__(_OBJECTS[kind])
     for name, item in value["attributes"].items():

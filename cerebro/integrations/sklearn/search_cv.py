@@ -37,15 +37,16 @@ from cerebro.data import Dataset, shard
 from cerebro.data.number_cells import is_number, not_a_number_error
 from cerebro.data.validation import KFold
 from cerebro.errors import InputError
-from cerebro.integrations.sklearn.choices import as_choices
-from cerebro.integrations.sklearn.configured import (
+from cerebro.integrations.sklearn.candidates import (
     SCORE,
     BuildEstimator,
+    as_choices,
     check_choices,
+    conclude,
+    configure_estimator,
     find_learning_estimator,
 )
-from cerebro.integrations.sklearn.cv_results import conclude
-from cerebro.integrations.sklearn.steps import kind_of, learn, steps_of, takes_weights
+from cerebro.integrations.sklearn.steps import check_weighting, kind_of, learn, steps_of
 from cerebro.machine import generators
 from cerebro.machine.guard import refuse
 from cerebro.searchers import RandomSearch
@@ -84,12 +85,11 @@ WORDS = {
 }
 
 
-class Given:
+class KnownFolds:
     """A splitter with predetermined row numbers."""
 
     def __init__(self, pairs: list[tuple[Any, Any]], name: str) -> None:
-        self._pairs = pairs
-        self._name = name
+        self._pairs, self._name = pairs, name
 
     def get_n_splits(self) -> int:
         return len(self._pairs)
@@ -217,23 +217,11 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         random_state: Any = 0,
         progress: Any = False,
     ) -> None:
-        self.estimator = estimator
-        self.space = space
-        self.epochs = epochs
-        self.n_trials = n_trials
-        self.searcher = searcher
-        self.cv = cv
-        self.scoring = scoring
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.stop = stop
-        self.refit = refit
-        self.shards = shards
-        self.path = path
-        self.run = run
-        self.workers = workers
-        self.random_state = random_state
-        self.progress = progress
+        self.estimator, self.space, self.searcher = estimator, space, searcher
+        self.epochs, self.n_trials, self.stop, self.refit = epochs, n_trials, stop, refit
+        self.cv, self.scoring, self.batch_size, self.shuffle = cv, scoring, batch_size, shuffle
+        self.shards, self.path, self.run = shards, path, run
+        self.workers, self.random_state, self.progress = workers, random_state, progress
 
     def fit(self, X: Any, y: Any, groups: Any = None, **fit_params: Any) -> SearchCV:
         """Search, and train the best configuration on all rows.
@@ -318,17 +306,13 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         x, target = self._validate_rows(X, y)
         columns = {"x": x, "y": target}
         if sample_weight is not None:
-            if not takes_weights(learning):
-                name = type(steps_of(learning)[-1][1]).__name__
-                raise InputError(
-                    f"{name}.partial_fit takes no sample_weight: leave out sample_weight"
-                )
+            check_weighting(learning, "sample_weight")
             columns["w"] = _check_sample_weight(sample_weight, x, ensure_non_negative=True)
         if callable(getattr(self.scoring, "keys", None)) or isinstance(self.scoring, (list, tuple)):
             raise InputError("scoring must be one scorer, not several: search by one of them")
         return columns
 
-    def _folds(self, x: Any, y: Any, groups: Any, order: Any) -> Given:
+    def _folds(self, x: Any, y: Any, groups: Any, order: Any) -> KnownFolds:
         """Return the splitter's folds, for rows that are stored in the given order."""
         splitter = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
         place = np.empty_like(order)
@@ -338,7 +322,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             rows = [_find_row_numbers(part, len(x), fold) for part in (train, test)]
             pairs.append((place[rows[0]], place[rows[1]]))
         self.n_splits_ = len(pairs)
-        return Given(pairs, repr(splitter))
+        return KnownFolds(pairs, repr(splitter))
 
     def _trials_of(self, space: Space) -> int | None:
         """Return `n_trials`; for random search, at most the number of configurations."""
@@ -396,7 +380,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         """Train on all rows, exactly like trial 0 of a search without folds."""
         begun = time.perf_counter()
-        estimator = build.configure_estimator(config)
+        estimator = configure_estimator(build.estimator, config, build.originals)
         size = int(config.get("batch_size", self.batch_size))
         labels = build.labels
         classes = {} if labels is None else {"classes": labels}

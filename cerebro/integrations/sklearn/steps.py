@@ -14,25 +14,19 @@ from typing import Any
 import numpy as np
 from sklearn.pipeline import Pipeline
 
+from cerebro.arguments import list_words
 from cerebro.errors import InputError
 
 #: Estimators whose state survives a hop bit for bit, and their kinds.
-SUPPORTED = {
-    "SGDClassifier": "classifier",
-    "Perceptron": "classifier",
-    "PassiveAggressiveClassifier": "classifier",
-    "MLPClassifier": "classifier",
-    "GaussianNB": "classifier",
-    "MultinomialNB": "classifier",
-    "ComplementNB": "classifier",
-    "BernoulliNB": "classifier",
-    "CategoricalNB": "classifier",
-    "SGDRegressor": "regressor",
-    "PassiveAggressiveRegressor": "regressor",
-    "MLPRegressor": "regressor",
-    "MiniBatchKMeans": "clusterer",
-    "IncrementalPCA": "transformer",
-}
+SUPPORTED = list_words(
+    {
+        "classifier": "SGDClassifier Perceptron PassiveAggressiveClassifier MLPClassifier "
+        "GaussianNB MultinomialNB ComplementNB BernoulliNB CategoricalNB",
+        "regressor": "SGDRegressor PassiveAggressiveRegressor MLPRegressor",
+        "clusterer": "MiniBatchKMeans",
+        "transformer": "IncrementalPCA",
+    }
+)
 
 #: Steps of a pipeline before the last one.
 TRANSFORMERS = ("StandardScaler", "MinMaxScaler", "MaxAbsScaler", "IncrementalPCA")
@@ -44,25 +38,18 @@ STATELESS = ("Normalizer", "Binarizer")
 """Transformers that learn nothing."""
 
 # For steps that cannot learn batch by batch: replacements that can.
-_INSTEAD = {
-    "PCA": "IncrementalPCA",
-    "TruncatedSVD": "IncrementalPCA",
-    "KMeans": "MiniBatchKMeans",
-    "RobustScaler": "StandardScaler",
-    "PowerTransformer": "StandardScaler",
-    "QuantileTransformer": "StandardScaler",
-    "LogisticRegression": "SGDClassifier(loss='log_loss')",
-    "LogisticRegressionCV": "SGDClassifier(loss='log_loss')",
-    "SVC": "SGDClassifier",
-    "LinearSVC": "SGDClassifier",
-    "RidgeClassifier": "SGDClassifier",
-    "LinearRegression": "SGDRegressor",
-    "Ridge": "SGDRegressor",
-    "Lasso": "SGDRegressor(penalty='l1')",
-    "ElasticNet": "SGDRegressor(penalty='elasticnet')",
-    "SVR": "SGDRegressor",
-    "LinearSVR": "SGDRegressor",
-}
+_INSTEAD = list_words(
+    {
+        "IncrementalPCA": "PCA TruncatedSVD",
+        "MiniBatchKMeans": "KMeans",
+        "StandardScaler": "RobustScaler PowerTransformer QuantileTransformer",
+        "SGDClassifier(loss='log_loss')": "LogisticRegression LogisticRegressionCV",
+        "SGDClassifier": "SVC LinearSVC RidgeClassifier",
+        "SGDRegressor": "LinearRegression Ridge SVR LinearSVR",
+        "SGDRegressor(penalty='l1')": "Lasso",
+        "SGDRegressor(penalty='elasticnet')": "ElasticNet",
+    }
+)
 
 
 def steps_of(estimator: Any) -> list[tuple[str, Any]]:
@@ -179,6 +166,9 @@ def string_objects(strings: Any) -> Any:
     return np.array([sys.intern(str(item)) for item in strings], dtype=object)
 
 
-def takes_weights(estimator: Any) -> bool:
-    """Return whether an estimator, or a pipeline's last step, can be given ``sample_weight``."""
-    return "sample_weight" in inspect.signature(steps_of(estimator)[-1][1].partial_fit).parameters
+def check_weighting(estimator: Any, argument: str) -> None:
+    """Raise InputError if `partial_fit` of an estimator's last step takes no ``sample_weight``."""
+    final = steps_of(estimator)[-1][1]
+    if "sample_weight" not in inspect.signature(final.partial_fit).parameters:
+        name = type(final).__name__
+        raise InputError(f"{name}.partial_fit takes no sample_weight: leave out {argument}")

@@ -21,8 +21,7 @@ from torch.nn import functional  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
 from cerebro.integrations.lightning.model import BatchForm  # noqa: E402
-from cerebro.integrations.lightning.module import overrides  # noqa: E402
-from cerebro.integrations.lightning.trainer import CONSTANTS  # noqa: E402
+from cerebro.integrations.lightning.trainer import CONSTANTS, overrides  # noqa: E402
 from cerebro.torch import from_lightning  # noqa: E402
 
 UNITS, BATCHES, ROWS, EPOCHS = 3, 3, 6, 3

@@ -1,24 +1,85 @@
-"""Steps of a Keras model on the JAX backend: compiled as `fit` compiles them.
+"""Steps of a Keras model on each backend: the same that `fit` and `evaluate` call.
 
-Between the batches of a unit, a tuple holds the values of the variables; every step replaces the
-tuple, as in `fit`. The values are assigned to Keras' variables at the end of the unit.
+PyTorch and JAX are imported with the backend that uses them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 
-class JaxSteps:
-    """Train, measure and predict with a Keras model whose variables are JAX arrays."""
+class TorchSteps:
+    """Train, measure and predict with a Keras model whose variables are PyTorch tensors."""
 
     def __init__(self, net: Any) -> None:
+        self._net = net
+
+    def train(self, data: Any) -> Any:
+        """Train on a batch in the form of `fit`; return Keras' logs."""
+        net = self._net
+        if net.train_function is None:
+            net.make_train_function()
+        if not net.training:
+            net.train()
+        return net.train_function([data])
+
+    def measure(self, data: Any) -> Any:
+        """Add a batch to the metrics in evaluation mode; return Keras' logs."""
+        net = self._net
+        if net.test_function is None:
+            net.make_test_function()
+        if net.training:
+            net.eval()
+        return net.test_function([data])
+
+    def predict(self, data: Any) -> Any:
+        import torch
+
+        if self._net.training:
+            self._net.eval()
+        with torch.no_grad():
+            return self._net.predict_step(data)
+
+    def sync(self) -> None:
+        """Do nothing: here, Keras' variables are always up to date."""
+
+    def value(self, variable: Any) -> Any:
+        """Return a variable's tensor: live, not a copy."""
+        return variable.value.detach()
+
+    def copy(self, variable: Any) -> Any:
+        return variable.value.detach().clone()
+
+    def place(self, array: Any) -> Any:
+        """Return an array as a tensor on the network's device."""
+        import torch
+
+        variables = self._net.variables
+        device = variables[0].value.device if variables else torch.device("cpu")
+        # Arrays may be read-only, which PyTorch warns of.
+        tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array))
+        return tensor.to(device)
+
+    def device(self) -> str | None:
+        """Return the type of the network's device; None before it is built."""
+        variables = self._net.variables
+        return str(variables[0].value.device.type) if variables else None
+
+
+class JaxSteps:
+    """Train, measure and predict with a Keras model whose variables are JAX arrays.
+
+    Between the batches of a unit, a tuple holds the values of the variables; every step replaces
+    the tuple, as in `fit`. The values are assigned to Keras' variables at the end of the unit.
+    """
+
+    def __init__(self, net: Any) -> None:
+        import jax
+
         # The device on which Keras makes variables. JAX starts here, with the run's threads.
-        self._device = next(iter(jnp.zeros(()).devices()))
+        self._device = next(iter(jax.numpy.zeros(()).devices()))
         self._net = net
         self._carry: Any = None  # values newer than the variables'
         self._measured: Any = None  # the same in evaluation
@@ -65,6 +126,8 @@ class JaxSteps:
 
     def place(self, array: Any) -> Any:
         """Return an array on the network's device; return it unchanged if it is there already."""
+        import jax
+
         there = isinstance(array, jax.Array) and array.committed
         if there and self._device.platform == "cpu":
             return array

@@ -1,4 +1,4 @@
-"""Log a search to MLflow."""
+"""Log a search to MLflow, TensorBoard or Weights & Biases, each imported on first use."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.callbacks.observer import Observer
+from cerebro.machine.files import path_of
 from cerebro.machine.imports import import_extra
 from cerebro.machine.mappings import flatten
 
@@ -141,3 +142,140 @@ class MLflow(Observer):
         now = int(time.time() * 1000)
         values = [Metric(name, value, now, step) for name, value in metrics.items()]
         self._client.log_batch(run, metrics=values)
+
+
+class TensorBoard(Observer):
+    """Write event files for TensorBoard, which shows each trial as a run.
+
+    Metrics are scalars by epoch (from 1); the configuration is in the HParams tab. A resumed run
+    continues the curves. To view them: ``tensorboard --logdir RUN/tensorboard``.
+
+    Parameters
+    ----------
+    folder
+        The folder that gets a subfolder per trial; None: ``tensorboard`` in the run's folder.
+    strict
+        Whether a failure of the observer ends the run.
+
+    Raises
+    ------
+    InputError
+        If the package ``tensorboard`` is missing.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str] | None = None, *, strict: bool = False
+    ) -> None:
+        super().__init__(strict=strict)
+        self.folder = None if folder is None else path_of("folder", folder)
+        need = "cerebro.callbacks.TensorBoard needs tensorboard"
+        import_extra("tensorboard", "tensorboard", need)
+        self._writers: dict[int, Any] = {}
+
+    def on_run_start(self, run: Any) -> None:
+        self._target = Path(run.path) / "tensorboard" if self.folder is None else self.folder
+        self._writers = {}
+
+    def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]
+        writer = self._writer(trial)
+        writer.add_event(_event(trial.epoch, summary=Summary(value=values)))
+        writer.flush()
+
+    def on_trial_end(self, trial: Any) -> None:
+        if trial.number in self._writers:
+            self._writers.pop(trial.number).close()
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        self._writers = {}
+
+    def _writer(self, trial: Any) -> Any:
+        """Return a trial's writer; it replaces earlier events from this epoch on."""
+        if trial.number not in self._writers:
+            from tensorboard.compat.proto.event_pb2 import SessionLog
+            from tensorboard.plugins.hparams import summary_v2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+            writer = EventFileWriter(str(self._target / f"trial-{trial.number:04}"))
+            self._writers[trial.number] = writer
+            again = SessionLog(status=SessionLog.START)
+            writer.add_event(_event(trial.epoch, session_log=again))
+            config = {
+                name: value if isinstance(value, (bool, int, float, str)) else repr(value)
+                for name, value in flatten(trial.config).items()
+            }
+            writer.add_event(_event(0, summary=summary_v2.hparams_pb(config)))
+        return self._writers[trial.number]
+
+
+def _event(step: int, **content: Any) -> Any:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    return Event(wall_time=time.time(), step=step, **content)
+
+
+class WandB(Observer):
+    """Log each trial as a run of Weights & Biases; the runs of a search form a group.
+
+    Metrics are logged by epoch (from 1). A resumed search continues its runs.
+
+    Parameters
+    ----------
+    project
+        The project's name.
+    strict
+        Whether a failure of the observer ends the run.
+    **settings
+        Further keywords of ``wandb.init``, such as ``entity=``, ``tags=``, ``dir=`` or
+        ``mode="offline"``.
+
+    Raises
+    ------
+    InputError
+        If the package ``wandb`` is missing.
+    """
+
+    def __init__(self, project: str = "cerebro", *, strict: bool = False, **settings: Any) -> None:
+        super().__init__(strict=strict)
+        self.project, self.settings = project, settings
+        import_extra("wandb", "wandb", "cerebro.callbacks.WandB needs wandb")
+        self._runs: dict[int, Any] = {}
+
+    def on_run_start(self, run: Any) -> None:
+        self._name = Path(run.path).name
+        self._id = str(run.saved.meta["id"])[:16]
+        self._runs = {}
+
+    def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
+        self._get_run(trial).log(dict(metrics), step=trial.epoch)
+
+    def on_trial_end(self, trial: Any) -> None:
+        run = self._get_run(trial)
+        run.summary.update({"status": trial.status, "error": trial.error})
+        run.finish(exit_code=0 if trial.status in ("finished", "stopped") else 1)
+        del self._runs[trial.number]
+
+    def close(self) -> None:
+        for run in self._runs.values():
+            run.finish(exit_code=1)
+        self._runs = {}
+
+    def _get_run(self, trial: Any) -> Any:
+        if trial.number not in self._runs:
+            import wandb
+
+            arguments = {
+                "project": self.project,
+                "group": self._name,
+                "name": f"{self._name}-{trial.number}",
+                "id": f"{self._id}-{trial.number}",
+                "resume": "allow",
+                "config": trial.config,
+                "reinit": "create_new",
+            }
+            self._runs[trial.number] = wandb.init(**{**arguments, **self.settings})
+        return self._runs[trial.number]
