@@ -56,7 +56,7 @@ def test_a_changed_figure_changes_the_page_and_the_sentence(found: record.Record
 
 def test_cells_that_did_not_run_are_summed_up_by_round(found: record.Record) -> None:
     other = copy.deepcopy(found)
-    cell = dict(rival=LOOP, workload="three", round=1, kill=False)
+    cell = {"rival": LOOP, "workload": "three", "round": 1, "kill": False}
     other["cells"] = [cell]
     other["left"] = [f"{OURS}, three, round 2", f"{LOOP}, nine, round 2", f"{OURS}, nine, round 2",
                      f"{LOOP}, three, round 3, a worker killed"]  # fmt: skip
@@ -67,7 +67,15 @@ def test_cells_that_did_not_run_are_summed_up_by_round(found: record.Record) -> 
 
 def test_the_page_says_where_whole_recorded_steps_are_slower(found: record.Record) -> None:
     other = copy.deepcopy(found)
-    figures = dict(round=0, kill=False, whole=True, why="", trials=3, of=3, bits=None)
+    figures = {
+        "round": 0,
+        "kill": False,
+        "whole": True,
+        "why": "",
+        "trials": 3,
+        "of": 3,
+        "bits": None,
+    }
     other["cells"] = [
         dict(figures, rival=rival, workload=workload, ratio=ratio)
         for rival, workload, ratio in [

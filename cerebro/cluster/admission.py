@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.cluster.hub import AgentError, Hub, Node, RemoteAgent, describe_cause
-from cerebro.cluster.messages import Begin, DataAt, NodeReport
+from cerebro.cluster.messages import Begin, NodeReport
 from cerebro.cluster.supply import Supply
 from cerebro.cluster.workers import Membership, RemoteWorker
 from cerebro.errors import InputError
@@ -43,19 +43,14 @@ def describe_run(context: RunContext, gpu_share: float) -> Begin:
     """Describe a run without its nodes; raise InputError if ``build`` cannot be sent."""
     left_out = {"build", "train", "validation", "folds", "share"}
     names = [f.name for f in fields(RunContext) if f.name not in left_out]
-    validation = context.validation
     return Begin(
         build=pickle_context(context.build),
         settings={name: getattr(context, name) for name in names},
-        train=DataAt(context.train.spec(), False),
-        validation=None if validation is None else DataAt(validation.spec(), False),
         folds=None if context.folds is None else context.folds.to_json(),
         gpu_share=gpu_share,
-        shares_run=False,
         path=tuple(sys.path),
         argv=tuple(sys.argv),
         directory=os.getcwd(),  # noqa: PTH109
-        workers_here=1,
     )
 
 
@@ -110,7 +105,6 @@ class Admission:
                 self.supply.supply_new_node(remotes[0])
             for remote in remotes:
                 self.supply.set_data_paths(remote)
-            for remote in remotes:
                 remote.agent.call("begin", remote.begin)
             return remotes, notes
         except BaseException:
@@ -128,14 +122,9 @@ class Admission:
     def _make_worker(
         self, node: Node, agent: RemoteAgent, report: NodeReport, others: Sequence[NodeReport]
     ) -> RemoteWorker:
-        reads_all = all(path is not None for path in report.at)
-        train, validation = self._run.train, self._run.validation
-        if validation is not None:
-            validation = DataAt({**validation.spec, "path": report.at[1] or ""}, False)
+        reads_all = None not in report.at
         begin = replace(
             self._run,
-            train=DataAt({**train.spec, "path": report.at[0] or ""}, not reads_all),
-            validation=validation,
             shares_run=self.shares_run,
             workers_here=sum(
                 (other.machine, other.host) == (report.machine, report.host) for other in others
@@ -212,23 +201,19 @@ class Admission:
                     )
             return []
         kinds = sorted({report.gpu for report in reports})
-        if len(kinds) < 2:
-            return []
         text = (
             f"the GPUs are of different kinds ({', '.join(kinds)}): a trial's states depend on "
             "which of them train it"
         )
-        return [Note("node differs", text)]
+        return [Note("node differs", text)] if len(kinds) > 1 else []
 
 
 def _normalize_environment(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an environment with the variable that workers on GPUs get if their node has none.
-
-    Computing on a GPU here, as for `cerebro.torch.features`, sets the variable in this process;
-    Ray's actors start without it. The hash seed is left out: workers on all nodes get the run's.
-    """
+    """Return an environment with the variable that workers on GPUs get if their node has none."""
+    # Computing on a GPU here, as for `cerebro.torch.features`, sets the variable in this process;
+    # Ray's actors start without it.
     variables = {CUBLAS_VARIABLE: CUBLAS_WORKSPACE, **about["variables"]}
-    variables.pop(environment.HASH_SEED, None)
+    variables.pop(environment.HASH_SEED, None)  # workers on all nodes get the run's
     return {**about, "variables": variables}
 
 
@@ -268,9 +253,7 @@ def _find_existing_parent(folder: Path) -> Path:
 
 
 COMPUTE = ("numpy", "torch", "jax", "jaxlib", "scikit-learn", "scipy", "mkl", "cloudpickle")
-
 REFUSED = ("cerebro", "python", "system", "cpu.features", "blas", "variables.")
-
 NOTED = ("cpu.model", "libc", "gpu")
 
 

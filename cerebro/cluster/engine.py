@@ -50,14 +50,11 @@ class Engine:
 
 
 class Processes(Engine):
-    """Agents as processes on this machine; one that dies is not started again.
+    """Agents as processes on this machine, each with `variables` of its own; none is restarted."""
 
-    `variables` has the environment variables to add for each.
-    """
-
-    def __init__(self, count: int, variables: list[dict[str, str]] | None = None) -> None:
-        self.size = count
-        self._variables = variables or [{} for _ in range(count)]
+    def __init__(self, variables: list[dict[str, str]]) -> None:
+        self.size = len(variables)
+        self._variables = variables
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, ticket: Ticket) -> None:
@@ -124,8 +121,7 @@ def run_agent(text: str, gpu: str | None = None) -> None:
 
 def collect_variables() -> dict[str, str | None]:
     """Return the variables of this process that agents must share; None: it has none."""
-    here = environment.read_variables()
-    return {name: here.get(name) for name in environment.VARIABLES}
+    return dict.fromkeys(environment.VARIABLES) | environment.read_variables()
 
 
 # --- GPUs of agents -------------------------------------------------------------

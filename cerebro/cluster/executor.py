@@ -21,16 +21,13 @@ from typing import Any
 
 from cerebro.arguments import check_whole_number
 from cerebro.cluster.admission import START_SECONDS, Admission, describe_run, remove_old_tokens
-from cerebro.cluster.blobs import Blob
 from cerebro.cluster.derived_shards import MadeShards, make_context
 from cerebro.cluster.engine import check_gpus
-from cerebro.cluster.events import Events
 from cerebro.cluster.hub import AgentError, Hub, Node, describe_cause
 from cerebro.cluster.messages import JobResult, StateIn, Traffic
-from cerebro.cluster.states import HeldState, HeldStates
-from cerebro.cluster.supply import EVERYWHERE, Supply, fetch_shard
-from cerebro.cluster.transfers import Transfers, find_fatal_error
-from cerebro.cluster.workers import Call, Membership, RemoteWorker
+from cerebro.cluster.states import Blob, HeldState, HeldStates
+from cerebro.cluster.supply import EVERYWHERE, Supply, Transfers, fetch_shard, find_fatal_error
+from cerebro.cluster.workers import Call, Events, Membership, RemoteWorker
 from cerebro.data.derivation import ARRIVING, Order, ShardMakers
 from cerebro.errors import InputError, WorkerError, text_of
 from cerebro.executors.base import Wake
@@ -99,9 +96,6 @@ class ClusterExecutor(ABC):
         self._hub: Hub | None = None
         self._is_refused = False
         self.traffic = Traffic()
-        self._reset()
-
-    def _reset(self) -> None:
         self._members = Membership()
         self._states = HeldStates()
 
@@ -127,7 +121,6 @@ class ClusterExecutor(ABC):
         if self._hub is not None:
             self._is_refused = True
             raise InputError("this executor runs a different search: make one for each")
-        self._reset()
         self.traffic = Traffic()
         self._context = context
         run = describe_run(context, self._gpu_share)
@@ -173,7 +166,7 @@ class ClusterExecutor(ABC):
         events, workers = self._events, self._members.workers
         while True:
             events.process()
-            is_busy = self._states.is_keeping or any(r.call for r in workers.values())
+            is_busy = bool(self._states.keeping) or any(r.call for r in workers.values())
             if events.now or not (is_busy or wake is not None):
                 break
             now = time.monotonic()
@@ -181,9 +174,9 @@ class ClusterExecutor(ABC):
                 break
             if now >= self._next_look:
                 self._check_workers()
-                continue  # it may have put messages into the mailbox
+                continue  # it may have put calls
             due = min(self._next_look, self._next_look if end is None else end)
-            descriptors = [events.mailbox.fileno()] + ([] if wake is None else [wake.fileno()])
+            descriptors = [events.fileno()] + ([] if wake is None else [wake.fileno()])
             ready = self._cluster.wait(max(0.0, due - now), descriptors)
             if wake is not None and wake.fileno() in ready:
                 events.process()
@@ -259,9 +252,9 @@ class ClusterExecutor(ABC):
         with contextlib.suppress(Exception):
             hub.close()
         self._hub = None
-        self._events.mailbox.close()
+        self._events.close()
         self._admission.supply.close()
-        self._reset()
+        self._members, self._states = Membership(), HeldStates()
 
     def nodes(self) -> dict[int, str]:
         """Return the id of each worker's node."""
@@ -289,7 +282,7 @@ class ClusterExecutor(ABC):
         for remote in remotes:
             self._add_worker(remote)
         self._next_look = time.monotonic() + LOOK_SECONDS
-        hub.watch(lambda: self._events.mailbox.put(self._check_nodes))
+        hub.watch(lambda: self._events.put(self._check_nodes))
 
     def _add_worker(self, remote: RemoteWorker, *, with_node: bool = False) -> int:
         self._members.add(remote)
@@ -450,7 +443,7 @@ class ClusterExecutor(ABC):
         self._events.now.append(event)
 
     def _keep_state(self, trial: int, held: HeldState, file: str) -> None:
-        self._states.begin_keeping(trial, held)
+        self._states.keeping[trial] = held.position
         path = Path(self._context.folders.states, unpublished_name(file, held.state_hash))
         job = self._events.fetch_pool.submit(
             self._cluster.fetch_to_file, held, self._members.gone_agents, path
@@ -458,8 +451,9 @@ class ClusterExecutor(ABC):
         self._events.when_done(job, self._finish_keeping, trial, held)
 
     def _finish_keeping(self, trial: int, held: HeldState, done: Any) -> None:
-        if not self._states.end_keeping(trial, held):
-            return
+        if self._states.keeping.get(trial) != held.position:
+            return  # a later one of the trial replaces it
+        del self._states.keeping[trial]
         error = done.exception()
         if error is None:
             self.traffic.kept_bytes += held.nbytes
@@ -593,12 +587,12 @@ class ClusterExecutor(ABC):
         end = time.monotonic() + PATIENCE_SECONDS
         while not workers and failure is None and time.monotonic() < end:
             self._check_nodes()
-            events.handle_messages()
+            events.make_calls()
             if not workers:
                 if not (hub.dials_in or self._members.arriving):
                     break
-                wait_for([events.mailbox.fileno()], 1.0)
-                events.handle_messages()
+                wait_for([events.fileno()], 1.0)
+                events.make_calls()
             failure = hub.explain_no_more_nodes()
         joined = next((e for e in events.later if isinstance(e, WorkerJoined)), None)
         if others_are_left or joined is None:

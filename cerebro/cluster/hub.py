@@ -19,13 +19,17 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import cerebro._core as _core
-from cerebro.cluster.blobs import Fetcher, Ref, StateRefs
 from cerebro.cluster.engine import Engine
 from cerebro.cluster.keys import Keys, format_address, import_zmq
 from cerebro.cluster.messages import JobResult, StateIn, list_versions, read_machine_id
-from cerebro.cluster.shared_socket import SharedSocket
-from cerebro.cluster.states import HeldState
-from cerebro.cluster.wire import decode_message, encode_message, open_listener, start_authenticator
+from cerebro.cluster.states import Blob, Fetcher, HeldState, StateRefs
+from cerebro.cluster.wire import (
+    SharedSocket,
+    decode_message,
+    encode_message,
+    open_listener,
+    start_authenticator,
+)
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.machine.signals import defer_interrupts
 from cerebro.worker.messages import Job, Task
@@ -82,7 +86,7 @@ class RemoteAgent:
         self.fd = self.pid = -1
         self.early: list[list[Any]] = []
         self.states = StateRefs()
-        self.pending: dict[int, tuple[Future[Any], Any, Ref | None]] = {}
+        self.pending: dict[int, tuple[Future[Any], Any, Blob | None]] = {}
         self.is_taken = False
         self.is_gone = False
         self.has_left = False  # whether it has said that it leaves, because it was told to end
@@ -275,7 +279,7 @@ class Hub:
         method: str,
         arguments: tuple[Any, ...],
         has_state: bool = False,
-    ) -> tuple[Future[Any], Ref | None]:
+    ) -> tuple[Future[Any], Blob | None]:
         """Call a method of an agent; return its future, and the state that it will leave."""
         future: Future[Any] = Future()
         number = next(self._numbers)
@@ -309,10 +313,7 @@ class Hub:
     # --- messages of agents ----------------------------------------------------
 
     def wait(self, seconds: float, others: Sequence[int]) -> set[int]:
-        """Wait up to `seconds`; return which of the descriptors in `others` are readable.
-
-        May return early, once an agent's future is done.
-        """
+        """Wait up to `seconds`, or for an answer; return which of `others` are readable."""
         return self._socket.wait(seconds, others)
 
     def release(self) -> None:

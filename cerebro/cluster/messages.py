@@ -5,13 +5,31 @@ from __future__ import annotations
 import os
 import platform
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cerebro.executors.wire import unpickle
 from cerebro.machine.environment import version
 from cerebro.worker.messages import Event
+
+
+class Sent:
+    """A pickle of `cloudpickle` that an agent passes on; unpickling this object opens it.
+
+    An agent supervises a worker process and never trains. Only the process imports the modules of
+    the user's ``build``, when it unpickles the message that contains the pickle.
+    """
+
+    def __init__(self, message: bytes) -> None:
+        self.message = message
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        return unpickle, (self.message,)
+
+    def __call__(self, *args: Any) -> Any:
+        raise TypeError("this is a placeholder for a function that only worker processes have")
 
 
 @dataclass(frozen=True)
@@ -49,23 +67,22 @@ class Begin:
 
     build: bytes  # a pickle for its process
     settings: Mapping[str, Any]  # fields of the coordinator's `RunContext`
-    train: DataAt
-    validation: DataAt | None
-    shares_run: bool  # whether the worker writes states and logs into the run's folder
+    folds: Mapping[str, Any] | None  # of the training data, as from `Folds.to_json`
+    gpu_share: float  # the share of a GPU that the cluster has given the worker
     path: tuple[str, ...]  # the coordinator's `sys.path`; only entries that exist are used
     argv: tuple[str, ...]  # the coordinator's arguments
     directory: str  # the coordinator's working directory, which is used if it exists
-    workers_here: int  # workers on this node's machine, which share its memory and cores
-    folds: Mapping[str, Any] | None = None
-    """The folds of the training data, as from `Folds.to_json`."""
-    gpu_share: float = 0.0  # the share of a GPU that the cluster has given the worker
+    # What depends on the node:
+    data: tuple[DataAt, ...] = ()  # for training and, if any, for validation
+    shares_run: bool = False  # whether the worker writes states and logs into the run's folder
+    workers_here: int = 1  # workers on this node's machine, which share its memory and cores
 
 
 @dataclass(frozen=True)
 class StateIn:
     """The state that a unit begins with."""
 
-    ref: Any  # a reference to its bytes; see `cerebro.cluster.blobs.Blob`
+    ref: Any  # a reference to its bytes; see `cerebro.cluster.states.Blob`
     state_hash: str
     agent: str = ""  # the number of the agent that holds it; empty: the coordinator
     is_clone: bool = False
@@ -97,7 +114,7 @@ class Traffic:
     made_bytes: int = 0  # bytes of shards that nodes have made, to the coordinator
 
 
-PROTOCOL = 5  # increased when messages change
+PROTOCOL = 6  # increased when messages change
 
 
 def list_versions() -> dict[str, str]:

@@ -21,7 +21,6 @@ from typing import Any
 
 import cerebro._core as _core
 from cerebro.errors import InputError
-from cerebro.integrations.ray_tune.algorithms import find_unset, make_source
 from cerebro.machine import generators
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggested, Suggestion
 from cerebro.space import Space, json_value
@@ -55,14 +54,11 @@ class TuneTrial:
 
 
 class Controller:
-    """The part of Tune's controller that schedulers use.
-
-    `stop` ends a trial that is paused or has not started.
-    """
+    """The part of Tune's controller that schedulers use."""
 
     def __init__(self, stop: Callable[[TuneTrial], None]) -> None:
         self.trials: list[TuneTrial] = []
-        self._stop = stop
+        self._stop = stop  # ends a trial that is paused or has not started
 
     def get_trials(self) -> list[TuneTrial]:
         """Return all trials except forgotten ones, in order of creation."""
@@ -90,8 +86,11 @@ class TuneSearcher(Searcher):
         self, param_space: Mapping[str, Any], algorithm: Any, scheduler: Any, num_samples: int
     ) -> None:
         from ray.tune.schedulers import FIFOScheduler, HyperBandScheduler
+        from ray.tune.search import BasicVariantGenerator
 
-        self._source = make_source(param_space, algorithm, num_samples)
+        kind = Variants if type(algorithm) is BasicVariantGenerator else Source
+        samples = math.inf if num_samples == -1 else num_samples
+        self._source = kind(dict(param_space), algorithm, samples)
         # If neither object is adaptive, trials do not wait for each other.
         self.adaptive = self._source.adaptive or type(scheduler) is not FIFOScheduler
         self._scheduler = copy.deepcopy(scheduler)  # the caller's may begin another search
@@ -344,10 +343,7 @@ def _identify(suggestion: Suggestion) -> list[Any]:
 
 
 def read_scheduler_arguments(scheduler: Any) -> dict[str, Any]:
-    """Return a scheduler's arguments, as far as its attributes show them.
-
-    Metric and mode are left out: they are those of the search.
-    """
+    """Return a scheduler's arguments that its attributes show, but not the search's own."""
     values = {name.removeprefix("_"): value for name, value in vars(scheduler).items()}
     if "eta" in values:  # HyperBandScheduler
         values |= {"max_t": values["max_t_attr"], "reduction_factor": values["eta"]}
@@ -365,3 +361,129 @@ def read_scheduler_arguments(scheduler: Any) -> dict[str, Any]:
 def format_call(name: str, arguments: Mapping[str, Any]) -> str:
     """Return the call that makes an object, for messages."""
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
+# --- the configurations of search algorithms ---------------------------------------
+
+
+class Source:
+    """The configurations that a `Searcher` suggests, at most `samples`; it learns from results."""
+
+    adaptive = True
+    total: int | None = None
+    """The number of configurations, if it is known."""
+
+    def __init__(self, mapping: dict[str, Any], algorithm: Any, samples: float) -> None:
+        self.samples = samples
+        self.name = type(algorithm).__name__
+        self._mapping = mapping
+        self._algorithm = algorithm
+
+    def set_up(self, metric: str, mode: str, points: Sequence[Any], limit: float) -> None:
+        """Begin anew; make at most `limit` configurations, whatever the number of samples."""
+        self.exhausted, self._made, self._limit = False, 0, limit
+        self._begin(metric, mode, points)
+
+    def make_config(self) -> tuple[str, dict[str, Any]] | None:
+        """Return the next trial's name and configuration; None if no trial is due now."""
+        if self.exhausted or self._made >= self._limit:
+            self.exhausted = True
+            return None
+        trial_id = f"{self._made:05d}"
+        config = self._next(trial_id)
+        if config is None:
+            return None
+        self._made += 1
+        return trial_id, config
+
+    def report(self, trial_id: str, result: dict[str, Any]) -> None:
+        if self.adaptive:
+            self._algorithm.on_trial_result(trial_id, result)
+
+    def report_end(self, trial_id: str, **outcome: Any) -> None:
+        if self.adaptive:
+            self._algorithm.on_trial_complete(trial_id, **outcome)
+
+    def _begin(self, metric: str, mode: str, points: Sequence[Any]) -> None:
+        from ray.tune.search.variant_generator import _has_unresolved_values
+
+        if points:
+            raise InputError(
+                "points are not for a search algorithm of Ray Tune: give it points_to_evaluate "
+                "instead"
+            )
+        if self.samples != math.inf:
+            self.total = int(min(self.samples, self._limit))
+        unset = find_unset("searcher", self._algorithm, "", metric, mode)
+        is_set = self._algorithm.set_search_properties(*unset, self._mapping)
+        if not is_set and _has_unresolved_values(self._mapping):
+            raise InputError(
+                f"param_space: {self.name} was made with its own space: leave only constants in "
+                "param_space"
+            )
+
+    def _next(self, trial_id: str) -> dict[str, Any] | None:
+        from ray.tune.search import Searcher
+        from ray.tune.utils.util import merge_dicts
+
+        suggested = Searcher.FINISHED
+        if self._made < self.samples:
+            suggested = self._algorithm.suggest(trial_id)
+        if suggested == Searcher.FINISHED:
+            self.exhausted = True
+            return None
+        if suggested is None:
+            return None
+        merged: dict[str, Any] = merge_dicts(self._mapping, copy.deepcopy(suggested))
+        return merged
+
+
+class Variants(Source):
+    """The samples of a `BasicVariantGenerator`, each with all combinations of grids."""
+
+    adaptive = False
+
+    def _begin(self, metric: str, mode: str, points: Sequence[Any]) -> None:
+        self._configs = self._generate([dict(point) for point in points])
+
+    def _next(self, trial_id: str) -> dict[str, Any] | None:
+        config = next(self._configs, None)
+        self.exhausted = config is None
+        return config
+
+    def _generate(self, points: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield what Tune's `BasicVariantGenerator` would: points first, then samples by grids."""
+        from ray.tune.search import variant_generator as tune
+
+        generator = self._algorithm
+        constant = generator._constant_grid_search
+        state = generator._random_state
+        spec = {"config": self._mapping}
+        presets = [*generator._points_to_evaluate, *points]
+        sample = 0
+        while sample < self.samples:
+            variants = (
+                tune._get_preset_variants(spec, presets[sample], constant, state)
+                if sample < len(presets)
+                else tune.generate_variants(spec, constant, state)
+            )
+            for _, variant in variants:
+                yield variant["config"]
+            sample += 1
+
+
+def find_unset(what: str, it: Any, prefix: str, metric: str, mode: str) -> list[str | None]:
+    """Return the search's metric and mode, or None for what an object of Tune's was made with.
+
+    Raises InputError if it was made with others.
+    """
+    unset: list[str | None] = []
+    for name, value in (("metric", metric), ("mode", mode)):
+        had = getattr(it, prefix + name, None)
+        if had is not None and had != value:
+            raise InputError(
+                f"{name}={value!r}, but the {what} was made with {name}={had!r}: give the same, "
+                "or omit it there"
+            )
+        unset.append(None if had else value)
+    return unset
