@@ -32,7 +32,7 @@ from pathlib import Path
 
 from cerebro.data.manifest import FILE_NAME, Manifest, parse_manifest, shard_folder
 from cerebro.data.shards import verify_shard
-from cerebro.data.unfinished import remove_abandoned
+from cerebro.data.unfinished import LOCK, remove_abandoned
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
 from cerebro.machine.files import expand_path
@@ -354,9 +354,9 @@ class Cache:
     def _new_scratch(self) -> tuple[Path, int]:
         for folder in (self.folder / "scratch").iterdir():
             if folder.name.startswith("worker-"):
-                remove_abandoned(folder, "lock")
+                remove_abandoned(folder)
         new_folder = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder / "scratch"))
-        fd = os.open(new_folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fd = os.open(new_folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
         folder = new_folder.with_name("worker-" + new_folder.name.removeprefix(".new-"))
         new_folder.rename(folder)  # with its lock, so that it does not look abandoned

@@ -6,7 +6,7 @@ the same rows get the same bits from any source:
 - Arrays, tensors and typed columns keep their type. Python's ``int`` becomes int64, ``float``
   float64, ``bool`` bool; a column that mixes ``int`` and ``float`` becomes float64.
 - Strings become categories: the sorted unique names, and int64 codes. But a cell such as "?" among
-  numbers raises an error; see `cerebro.data.number_cells`.
+  numbers raises an error; see `cerebro.data.dtypes`.
 - A type that declares categories keeps them, in their order, also those that no row has.
 - Lists and tuples, of any length, become rows of a ragged column; the elements of all rows must
   have one shape. So do arrays whose first dimension differs from row to row. Arrays of equal shape
@@ -28,8 +28,15 @@ from typing import Any
 
 import numpy as np
 
-from cerebro.data.dtypes import Array, convert, promote, to_logical_dtype
-from cerebro.data.number_cells import find_bad_cell, is_number, not_a_number_error
+from cerebro.data.dtypes import (
+    Array,
+    convert,
+    find_bad_cell,
+    is_number,
+    not_a_number_error,
+    promote,
+    to_logical_dtype,
+)
 from cerebro.errors import InputError
 
 _TAG = 0x0112

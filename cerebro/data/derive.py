@@ -49,11 +49,11 @@ from cerebro.data.manifest import (
     read_manifest,
     shard_folder,
 )
-from cerebro.data.progress import ByteProgress
 from cerebro.data.rows import Part
 from cerebro.data.shards import copy_name, open_columns
 from cerebro.data.unfinished import (
     LOCK,
+    ByteProgress,
     check_intact_shard,
     is_empty_folder,
     part_folder,

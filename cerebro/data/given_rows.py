@@ -19,9 +19,8 @@ import numpy as np
 
 from cerebro.data.columns import ColumnData, cell_at, check_codes, missing_value_error
 from cerebro.data.dataset import Dataset
-from cerebro.data.dtypes import convert
+from cerebro.data.dtypes import convert, find_first_text, quote_cell
 from cerebro.data.manifest import Column
-from cerebro.data.number_cells import find_first_text, quote_cell
 from cerebro.data.sharding import shard
 from cerebro.data.sources import is_torch, open_source
 from cerebro.data.sources.arrays import is_pair

@@ -17,11 +17,12 @@ from cerebro.data.dtypes import (
     binary_layout,
     convert,
     dtype_name,
+    find_first_text,
     is_text,
+    quote_cell,
     reinterpret,
 )
 from cerebro.data.manifest import MAX_DIMENSIONS, MAX_ROWS, Column, check_columns
-from cerebro.data.number_cells import find_first_text, quote_cell
 from cerebro.data.sources.base import Table, check_lengths, choose_columns
 from cerebro.errors import InputError
 

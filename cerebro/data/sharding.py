@@ -29,13 +29,17 @@ from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import TEXT, binary_layout, dtype_name, is_text
 from cerebro.data.layout import Columns, OutputColumn, check_rows, lay_out, source_columns
 from cerebro.data.manifest import Manifest, checksum_of, read_manifest
-from cerebro.data.progress import ByteProgress
 from cerebro.data.sources import open_source
 from cerebro.data.sources.base import Source, Table
-from cerebro.data.spool import spool
 from cerebro.data.stats import iterate_pieces
-from cerebro.data.unfinished import LOCK, is_empty_folder, real_target, temporary_folder
-from cerebro.data.writer import default_shards, write_shards
+from cerebro.data.unfinished import (
+    LOCK,
+    ByteProgress,
+    is_empty_folder,
+    real_target,
+    temporary_folder,
+)
+from cerebro.data.writer import default_shards, spool, write_shards
 from cerebro.errors import CerebroError, InputError
 from cerebro.machine import durable
 from cerebro.machine.files import path_of

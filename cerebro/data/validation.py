@@ -15,9 +15,8 @@ import numpy as np
 from cerebro.arguments import check_whole_number
 from cerebro.data import Dataset
 from cerebro.data import rows as splitting
-from cerebro.data.dtypes import Array
+from cerebro.data.dtypes import Array, quote_cell
 from cerebro.data.manifest import Column, checksum_of
-from cerebro.data.number_cells import quote_cell
 from cerebro.data.rows import Part, part_from_json, part_to_json, select_rows
 from cerebro.errors import InputError, text_of
 

@@ -19,7 +19,7 @@ from cerebro.data.columns import (
     from_text,
     missing_value_error,
 )
-from cerebro.data.number_cells import find_first_text, quote_cell
+from cerebro.data.dtypes import find_first_text, quote_cell
 from cerebro.data.sources.arrow_tables import whole_column
 from cerebro.data.sources.base import Source, Table, choose_columns
 from cerebro.errors import InputError
