@@ -35,8 +35,8 @@ from cerebro.arguments import (
 from cerebro.coordinator.conduct import conduct, make_run_context
 from cerebro.coordinator.searcher_record import describe
 from cerebro.coordinator.trials import make_recordable
-from cerebro.data.mixing import check_shards
 from cerebro.data.order import Shuffle, resolve_shuffle
+from cerebro.data.stats import check_shards
 from cerebro.data.validation import UnfitDataError, check_rows, make_validation
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor

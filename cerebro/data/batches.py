@@ -12,9 +12,9 @@ import cerebro.transforms as _transforms
 from cerebro.arguments import check_whole_number
 from cerebro.data import depots
 from cerebro.data.depots import MovedBatches
-from cerebro.data.mixing import check_shards
 from cerebro.data.order import Cut, Mix, Shuffle, make_order, mix_in_order, resolve_shuffle
 from cerebro.data.shards import Shards, copy_name
+from cerebro.data.stats import check_shards
 from cerebro.data.view import View
 from cerebro.errors import DeviceError, InputError, one_line
 from cerebro.machine import cuda

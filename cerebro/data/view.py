@@ -20,6 +20,7 @@ from cerebro.arguments import check_whole_number
 from cerebro.data import rows as splitting
 from cerebro.data.dtypes import Array
 from cerebro.data.manifest import Column, checksum_of
+from cerebro.data.order import Sampling
 from cerebro.data.rows import (
     Part,
     Rows,
@@ -29,7 +30,6 @@ from cerebro.data.rows import (
     part_to_json,
     take_rows,
 )
-from cerebro.data.sampling import Sampling
 from cerebro.data.shards import Shards
 from cerebro.errors import InputError
 from cerebro.report import format as fmt

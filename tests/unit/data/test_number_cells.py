@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cerebro import InputError, shard
-from cerebro.data.given_rows import write
 from cerebro.data.dtypes import find_bad_cell, find_first_text
+from cerebro.data.given_rows import write
 
 CELLS = ["130", "95", "?", "165"]
 NAMED = (
