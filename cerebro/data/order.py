@@ -34,17 +34,11 @@ from cerebro.errors import InputError
 
 Shuffle = Literal["rows", "shards"]
 
-Mix = tuple[int, ...]
-"""Shards whose rows are shuffled together, in ascending order."""
+Mix = tuple[int, ...]  # shards whose rows are shuffled together, in ascending order
 
-MOST_BYTES = 4_000_000_000
-"""The size of the largest data whose default is ``"rows"``."""
-
-GROUP = 4
-"""The most shards of a part. Mixing four random ones showed no loss of accuracy against "rows"."""
-
-POOL = 32
-"""The fewest shards of a pool, if the dataset has as many."""
+MOST_BYTES = 4_000_000_000  # the size of the largest data whose default is "rows"
+GROUP = 4  # the most shards of a part; four random ones showed no loss of accuracy against "rows"
+POOL = 32  # the fewest shards of a pool, if the dataset has as many
 
 
 @dataclass(frozen=True)
@@ -68,8 +62,7 @@ class Part:
     mix: Mix
     start: int
     count: int
-    updates: tuple[int, ...]
-    """The number of batches of each update."""
+    updates: tuple[int, ...]  # the number of batches of each update
 
 
 @dataclass(frozen=True)
@@ -81,23 +74,18 @@ class EpochOrder:
     seed: int  # keys the order, together with the epoch
     stagger: bool = True  # as for `cerebro.search`: False starts all trials at the same part
 
-    @property
-    def num_shards(self) -> int:
-        return len(self.shard_rows)
-
     @cached_property
     def pools(self) -> list[list[int]]:
         """The shards of each pool."""
-        if self.shuffle == "rows":
-            return [list(range(self.num_shards))]
-        return _split_evenly(range(self.num_shards), max(1, self.num_shards // POOL))
+        shards = range(len(self.shard_rows))
+        return _split_evenly(shards, 1 if self.shuffle == "rows" else max(1, len(shards) // POOL))
 
     @cached_property
     def _places(self) -> list[tuple[int, int]]:
         """The pool of each part, and the number of its group there; parts take pools in turn."""
         groups = [_count_groups(pool) for pool in self.pools]
         if self.shuffle == "rows":
-            groups = [self.num_shards]
+            groups = [len(self.shard_rows)]
         turns = range(max(groups))
         return [(pool, turn) for turn in turns for pool, n in enumerate(groups) if turn < n]
 
@@ -128,14 +116,10 @@ class EpochOrder:
         return _core.visit_order(trial, epoch, self.num_parts, stagger=self.stagger)
 
     def mixes(self, epoch: int) -> list[Mix]:
-        if self.shuffle == "rows":
-            return [tuple(range(self.num_shards))] * self.num_parts
         groups = [self._groups(pool, epoch) for pool in range(len(self.pools))]
         return [groups[pool][group] for pool, group in self._places]
 
     def mix(self, part: int, epoch: int) -> Mix:
-        if self.shuffle == "rows":
-            return tuple(range(self.num_shards))
         pool, group = self._places[part]
         return self._groups(pool, epoch)[group]
 
@@ -166,7 +150,7 @@ class EpochOrder:
 
     def steps(self, epoch: int, cut: Cut) -> int:
         """Return the number of batches of an epoch."""
-        mixes = self.mixes(epoch)[: 1 if self.shuffle == "rows" else None]
+        mixes = self.pass_of(0, epoch)
         return sum(cut.count(sum(self.shard_rows[shard] for shard in mix)) for mix in mixes)
 
     def steps_of(self, epochs: int, cut: Cut) -> list[int]:
@@ -188,6 +172,8 @@ class EpochOrder:
 
     def _groups(self, pool: int, epoch: int) -> list[Mix]:
         shards = self.pools[pool]
+        if self.shuffle == "rows":
+            return [tuple(shards)] * self.num_parts
         permutation = _core.permutation(len(shards), self.seed, "groups", epoch, pool)
         groups = _split_evenly([shards[i] for i in permutation], _count_groups(shards))
         return [tuple(sorted(group)) for group in groups]
@@ -244,9 +230,7 @@ def _split_evenly(items: Sequence[int], runs: int) -> list[list[int]]:
 
 # --- weights ------------------------------------------------------------------------------------
 
-UNITS = 2.0**53
-"""The sum of all weights after scaling; each is rounded down to a whole number."""
-
+_UNITS = 2.0**53  # the sum of all weights after scaling; each is rounded down to a whole number
 _KINDS = {"weights": ("float", "int", "uint", "bool"), "balance": ("int", "uint", "bool")}
 
 
@@ -325,7 +309,7 @@ class Sampling:
                 'drawn there: use shuffle="rows", or leave out such rows with select()'
             )
         total = np.cumsum(weights / most)  # in a fixed order, so always the same bits
-        return freeze_array(np.floor(total / total[-1] * UNITS).astype(np.uint64))
+        return freeze_array(np.floor(total / total[-1] * _UNITS).astype(np.uint64))
 
 
 def require_weights(values: Array, column: str, shard: int | None) -> None:

@@ -77,9 +77,8 @@ def column_stats(column: Column, runs: Iterable[Array], rows: int, axis: int | N
         raise InputError(f"column {column.name!r} has rows of shape {column.shape}: no axis {axis}")
     moments = _Moments()
     plain = column.shape == () and not column.ragged
-    counts: dict[Any, int] | None = None
-    if plain and column.dtype.startswith(("int", "uint", "bool")):
-        counts = {}
+    countable = plain and column.dtype.startswith(("int", "uint", "bool"))
+    counts: dict[Any, int] | None = {} if countable else None
     for run in runs:
         for piece in iterate_pieces(run):
             moments.add(_arrange_by_channel(column, piece, axis))
@@ -146,20 +145,13 @@ def _arrange_by_channel(column: Column, piece: Array, axis: int | None) -> Array
 
 # --- shards that differ -------------------------------------------------------------------------
 
-SAMPLE = 1024
-"""The rows of a shard that are looked at, evenly spaced."""
-
-MOST_CLASSES = 100
-"""An integer column with at most so many values has classes; one with more has quantities."""
-
-LEAST_SHARE = 0.05
-"""Shards differ clearly in a column if they explain this share of its variance."""
-
-CHANCES = 4
-"""The deviations by which that share may exceed its mean by chance."""
+SAMPLE = 1024  # the rows of a shard that are looked at, evenly spaced
+MOST_CLASSES = 100  # an integer column with at most so many values has classes, others quantities
+LEAST_SHARE = 0.05  # of a column's variance that shards explain if they differ clearly
+CHANCES = 4  # the deviations by which that share may exceed its mean by chance
 
 
-def differing_columns(view: View) -> dict[str, float]:
+def _find_differing_columns(view: View) -> dict[str, float]:
     """Return the share of the variance that shards explain, for columns in which they differ.
 
     Only columns with one number for each row count, and only data written with ``shuffle=False``.
@@ -187,7 +179,7 @@ def check_shards(data: Any) -> None:
     """Warn if shards read in groups differ; raise InputError if all weights of one are 0."""
     view = data.view
     view.weight_sums(across=False)
-    shares = differing_columns(view) if len(view.parts) > GROUP else {}
+    shares = _find_differing_columns(view) if len(view.parts) > GROUP else {}
     if not shares:
         return
     worst = max(shares, key=lambda name: shares[name])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -172,7 +172,9 @@ class View:
             )
         operation: dict[str, Any] = {"fractions": [float(fraction) for fraction in fractions]}
         if stratify is None and groups is None:
-            parts = self._cut_rows(bounds)
+            rounder = splitting.Rounder(bounds)
+            cut = [[part[a:b] for a, b in pairwise(rounder.cut(len(part)))] for part in self.parts]
+            parts = list(map(list, zip(*cut, strict=True)))
         else:
             if stratify is not None:
                 positions = splitting.split_by_class(self.labels(stratify), bounds, seed)
@@ -188,14 +190,6 @@ class View:
                 )
         return [
             ({"split": operation | {"part": number}}, rows) for number, rows in enumerate(parts)
-        ]
-
-    def _cut_rows(self, bounds: Sequence[float]) -> list[list[Part]]:
-        rounder = splitting.Rounder(bounds)
-        cuts = [rounder.cut(rows) for rows in self.shard_rows]
-        return [
-            [part[at[number] : at[number + 1]] for part, at in zip(self.parts, cuts, strict=True)]
-            for number in range(len(bounds))
         ]
 
     # --- for loaders ----------------------------------------------------------------------------
@@ -217,12 +211,10 @@ class View:
         if sampling is None:
             return None
         if across:
-            ends = list(accumulate(self.shard_rows))
             whole = self._all_sums
-            starts = [0, *ends][:-1]
             return [
                 (whole[start:end], 0 if start == 0 else int(whole[start - 1]))
-                for start, end in zip(starts, ends, strict=True)
+                for start, end in pairwise(accumulate(self.shard_rows, initial=0))
             ]
         parts = self.shards.map_parts(self.parts)
         for shard, (reader, part) in enumerate(parts):
@@ -314,13 +306,18 @@ class View:
         return lines
 
     def _describe_column(self, column: Column) -> str:
-        sizes = (["*"] if column.ragged else []) + [str(size) for size in column.shape]
-        text = column.dtype + (f" ({', '.join(sizes)})" if sizes else "")
+        shape = describe_shape(column)
+        text = column.dtype if shape == "()" else f"{column.dtype} {shape}"
         if column.classes is not None:
             names = ", ".join(column.classes[:4]) + (", ..." if len(column.classes) > 4 else "")
             text += f", {len(column.classes)} classes: {names}"
         steps = self.transforms.get(column.name, ())
         return " -> ".join([text, *(type(step).__name__ for step in steps)])
+
+
+def describe_shape(column: Column) -> str:
+    """Return the shape of a column's rows, such as ``(*, 3)`` if they are ragged."""
+    return f"({', '.join([*(['*'] if column.ragged else []), *map(str, column.shape)])})"
 
 
 def to_json(transforms: Mapping[str, tuple[Transform, ...]]) -> dict[str, Any]:
