@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import re
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -105,16 +105,15 @@ class BucketShards(Shards):
         return super().map_parts(parts)
 
     def verify(self, shard: int) -> None:
-        self.pull([shard])
-        try:
-            super().verify(shard)
-        except CorruptDataError:
-            self._renew(shard)
+        self._check(shard, super().verify)
 
     def check_sizes(self, shard: int) -> None:
+        self._check(shard, super().check_sizes)
+
+    def _check(self, shard: int, check: Callable[[int], None]) -> None:
         self.pull([shard])
         try:
-            super().check_sizes(shard)
+            check(shard)
         except CorruptDataError:
             self._renew(shard)
 
@@ -140,9 +139,7 @@ def read_manifest_at(objects: Objects) -> tuple[bytes, Manifest | None]:
     return content, parse_manifest(content, objects.url_of(FILE_NAME))
 
 
-PUTS = 8
-"""The number of files that are uploaded at a time."""
-
+PUTS = 8  # files that are uploaded at a time
 _OF_A_SHARD = re.compile(r"shard-\d{5,}/[^/]+", re.ASCII)
 
 

@@ -38,17 +38,12 @@ from cerebro.machine import durable
 from cerebro.machine.files import expand_path
 from cerebro.machine.objects import MissingObjectError, Objects, StorageError
 
-VARIABLE = "CEREBRO_CACHE"
-"""The environment variable with the folder of a node's cache."""
-LIMIT = "CEREBRO_CACHE_LIMIT"
-"""The environment variable with the maximum size of a node's cache, such as ``200GB``."""
-SPARE_BYTES = 256 << 20
-"""Bytes to leave free on the disk, if deleting unused datasets can make room."""
+VARIABLE = "CEREBRO_CACHE"  # the environment variable with the folder of a node's cache
+LIMIT = "CEREBRO_CACHE_LIMIT"  # the one with its maximum size, such as ``200GB``
+SPARE_BYTES = 256 << 20  # to leave free on the disk, if deleting unused datasets can make room
 PULLING = ".pulling"
-PULLS = 4
-"""The number of shards that are pulled from a bucket at a time."""
-TURN_SECONDS = 0.1
-"""How often to check whether another process still pulls the same dataset."""
+PULLS = 4  # shards that are pulled from a bucket at a time
+TURN_SECONDS = 0.1  # between checks whether another process still pulls the same dataset
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 

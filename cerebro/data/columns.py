@@ -405,7 +405,8 @@ def _text_array(column: str, array: Array) -> ColumnData:
         except UnicodeDecodeError as error:
             raise InputError(f"column {column!r} has bytes that are not text: {error}") from None
     if array.dtype.kind == "T":
-        return _reshape_column(from_text(column, array.ravel().tolist()), array.shape)
+        data = from_text(column, array.ravel().tolist())
+        return replace(data, values=data.values.reshape(array.shape))
     names, codes = np.unique(array, return_inverse=True)
     return ColumnData(
         codes.reshape(array.shape).astype(np.int64), "int64", None, [str(name) for name in names]
@@ -430,11 +431,8 @@ def _object_rows(column: str, array: Array, first_row: int) -> ColumnData:
                 raise missing_value_error(column, first_row + place // width)
             raise _mixed_kinds_error(column, items, first_row, width)
     offsets = np.arange(len(array) + 1, dtype=np.int64) * width
-    return _reshape_column(_from_elements(column, items, first_row, offsets), array.shape)
-
-
-def _reshape_column(data: ColumnData, shape: tuple[int, ...]) -> ColumnData:
-    return ColumnData(data.values.reshape(shape), data.dtype, None, data.names)
+    data = _from_elements(column, items, first_row, offsets)
+    return replace(data, values=data.values.reshape(array.shape))
 
 
 def _from_scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
@@ -553,9 +551,8 @@ def _from_ragged(column: str, items: Sequence[Any], first_row: int = 0) -> Colum
     offsets = offsets_of(lengths)
     if all(isinstance(item, (list, tuple)) for item in items):
         flat = list(chain.from_iterable(items))
-        data = ColumnData(np.zeros(0), "float64")
-        if flat:
-            data = _from_elements(column, flat, first_row, offsets)
+        empty = ColumnData(np.zeros(0), "float64")
+        data = _from_elements(column, flat, first_row, offsets) if flat else empty
     else:
         data = _joined_rows(column, items, first_row)
     assert len(data.values) == offsets[-1], column

@@ -63,18 +63,15 @@ def dtype_name(dtype: object) -> str:
     return name
 
 
-TEXT = "str"
-"""In ``dtypes=``: the column is read as text, also if all its cells are numbers."""
+TEXT = "str"  # in ``dtypes=``: the column is read as text, also if all its cells are numbers
 
 
-def is_text(dtype: object) -> bool:
-    return dtype is str or (isinstance(dtype, str) and dtype in (TEXT, "string"))
-
-
-def binary_layout(dtype: object) -> tuple[str, tuple[int, ...]] | None:
-    """Return the name and shape of a pair such as ``("float32", (40,))``; None for a name."""
+def parse_dtype(dtype: object) -> tuple[str, tuple[int, ...] | None]:
+    """Return the name of a type in ``dtypes=``, or `TEXT`, and the shape of each row, if given."""
+    if dtype is str or (isinstance(dtype, str) and dtype in (TEXT, "string")):
+        return TEXT, None
     if not isinstance(dtype, (tuple, list)):
-        return None
+        return dtype_name(dtype), None
     shape = dtype[1] if len(dtype) == 2 else None
     sizes: list[Any] = list(shape) if isinstance(shape, (tuple, list)) else [shape]
     if not sizes or not all(type(size) is int and size > 0 for size in sizes):
