@@ -34,10 +34,7 @@ from cerebro.machine.objects import MissingObjectError, Objects
 
 
 class BucketShards(Shards):
-    """The shards of a dataset in object storage; reading one copies it here first.
-
-    The copy is not removed from the cache while this object exists. Made by `find`.
-    """
+    """The shards of a dataset in object storage; the cache keeps the copies while this exists."""
 
     url: str
 

@@ -44,10 +44,7 @@ STORAGE: dict[str, np.dtype[Any]] = {
 
 
 def freeze_array(array: Array) -> Array:
-    """Return a copy in the memory of a ``bytes`` object, which cannot be made writable again.
-
-    The core checks row numbers once, and copies arrays that could still change.
-    """
+    """Return a copy that cannot be made writable again; the core would copy other arrays."""
     return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
 
 

@@ -197,10 +197,7 @@ def mix_in_order(data: Any) -> list[Mix]:
 
 
 def resolve_shuffle(shuffle: Any, data: Any, *, stagger: bool = True) -> Shuffle:
-    """Check the argument `shuffle` of a search; replace None by the default for the data.
-
-    The default depends only on the size of the data, so it is the same everywhere.
-    """
+    """Check the argument `shuffle` of a search; replace None by the default for the data's size."""
     if shuffle not in ("rows", "shards", None):
         raise InputError(f'shuffle must be "rows", "shards" or None, not {shuffle!r}')
     if shuffle == "rows" and not stagger:

@@ -193,9 +193,8 @@ def split_by_class(
 def deal_folds(labels: Sequence[Array], folds: int, seed: int) -> Array:
     """Return the fold of each row, across shards; folds have equal shares of classes and shards.
 
-    The rows of a class in a shard are permuted, keyed by `seed`, and assigned to the folds in turn.
-    The sizes of the folds therefore differ by at most one row; so do their numbers of rows of each
-    class.
+    The rows of a class in a shard are permuted, keyed by `seed`, and assigned to the folds in turn:
+    the sizes of the folds, and their numbers of rows of each class, differ by at most one row.
     """
     starts = np.cumsum([0, *(len(of_shard) for of_shard in labels)])
     fold_of = np.empty(int(starts[-1]), np.int64)
@@ -235,10 +234,7 @@ def split_by_group(
 
 
 def assign_groups(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> Array:
-    """Return the part of each row, across shards; see `split_by_group`.
-
-    The number of parts itself stands for a row that is left over.
-    """
+    """Return the part of each row; the number of parts stands for a row that is left over."""
     rows = np.concatenate(labels)
     _, codes, counts = np.unique(rows, return_inverse=True, return_counts=True)
     groups, parts = len(counts), len(bounds)

@@ -253,11 +253,8 @@ def open_columns(
 
 
 def verify_shard(folder: Path, manifest: Manifest, index: int) -> None:
-    """Compare a shard's files with their hashes; raise CorruptDataError if one differs.
-
-    The files are reopened, because touching the old mapping of a truncated one would kill the
-    process.
-    """
+    """Compare a shard's files with their hashes; raise CorruptDataError if one differs."""
+    # The files are reopened: touching the mapping of a truncated one would kill the process.
     for name, digest in open_shard(folder, manifest, index).hashes().items():
         if digest != manifest.shards[index].files[name].xxh3_64:
             path = folder / shard_folder(index) / name

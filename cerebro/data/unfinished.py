@@ -53,10 +53,7 @@ def is_empty_folder(path: Path) -> bool:
 
 @contextlib.contextmanager
 def temporary_folder(target: Path) -> Iterator[Path]:
-    """Make a folder beside the target; remove it at the end unless it was renamed.
-
-    A process that the source has forked leaves the folder alone.
-    """
+    """Make a folder beside the target; remove it at the end, but not in a fork or if renamed."""
     process = os.getpid()
     folder = _make_beside(target, "tmp", secrets.token_hex(8))
     try:

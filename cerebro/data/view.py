@@ -96,10 +96,7 @@ class View:
 
     @property
     def stored_bytes(self) -> int:
-        """The size of the rows, in proportion to that of the files of all rows.
-
-        The manifest alone gives it, so that it is the same on every machine.
-        """
+        """The rows' share of the bytes of all files, from the manifest: equal on every machine."""
         entries, rows = self.shards.manifest.shards, self.shards.manifest.rows
         files: int = sum(file.bytes for entry in entries for file in entry.files.values())
         return files * self.num_rows // max(1, rows)

@@ -37,17 +37,11 @@ class Source:
         raise NotImplementedError
 
     def unpacked_bytes(self, wanted: Sequence[str] | None) -> int | None:
-        """Return the size of the data to read, or None if the source does not know it.
-
-        Called before anything is spooled, because a compressed file may expand a thousandfold.
-        """
+        """Return the bytes to spool, if known: a compressed file may expand a thousandfold."""
         return None
 
     def fingerprint(self) -> str | None:
-        """Return a string that is cheap to compute and changes when the rows change, or None.
-
-        Not called for `whole` sources, because their columns are hashed instead.
-        """
+        """Return a cheap string that changes with the rows, or None; `whole` ones are hashed."""
         return None
 
     def remark(self) -> str | None:
