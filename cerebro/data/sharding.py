@@ -5,7 +5,7 @@ target is complete or absent. If the path is a link, the target is the folder th
 temporary folder holds a file that is locked while its process lives; the next `shard` to the same
 path removes a folder whose lock is free, left by a dead process (`cerebro.data.unfinished`).
 
-A dataset in object storage is made in a folder first, then uploaded (`cerebro.data.bucket`).
+A dataset in object storage is made in a folder first, then uploaded (`cerebro.data.cache`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 import cerebro._core as _core
 from cerebro.arguments import SHARD, check_whole_number, explain_keywords, find_stacklevel
-from cerebro.data.bucket import Upload
+from cerebro.data.cache import Upload
 from cerebro.data.columns import check_complete
 from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import TEXT, parse_dtype
