@@ -24,7 +24,7 @@ from cerebro.api.settings import devices_of
 from cerebro.api.workers import worker_count
 from cerebro.arguments import check_whole_number
 from cerebro.cluster.engines.ray.executor import Executor
-from cerebro.data.validation import check_rows, make_validation
+from cerebro.data.validation import make_validation
 from cerebro.errors import InputError, RunError
 from cerebro.executors.local import pickle_context
 from cerebro.integrations.ray_tune.engine import PROXY_BYTES, Spec, get_engine
@@ -123,7 +123,6 @@ def trainable(
             "validation: a trial of Tune has one model, but folds need several: give a dataset or "
             "a fraction, or use cerebro.ray.fit"
         )
-    check_rows(held_out)
     unknown = sorted(options.keys() - OPTIONS)
     if unknown:
         raise InputError(
