@@ -527,8 +527,7 @@ class Upload:
         self._objects = Objects(url)
         self._cache = Cache(cache_folder())
         self.url = self._objects.url
-        self.target: Path = self._cache.scratch() / "set"
-        """The folder to make the dataset in."""
+        self.target: Path = self._cache.scratch() / "set"  # the folder to make the dataset in
 
     def __enter__(self) -> Upload:
         return self

@@ -39,9 +39,8 @@ from cerebro.data.dtypes import (
 )
 from cerebro.errors import InputError
 
-_TAG = 0x0112
-
-_TURNS = {
+_TAG = 0x0112  # of the orientation
+_TURNS = {  # Pillow's operation for each orientation; 1 is upright
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
     4: "FLIP_TOP_BOTTOM",
@@ -50,7 +49,6 @@ _TURNS = {
     7: "TRANSVERSE",
     8: "ROTATE_90",
 }
-"""Pillow's operation for each orientation; 1 is upright."""
 
 
 def is_picture(value: object) -> bool:

@@ -1,8 +1,5 @@
 """`Dataset.derive`: compute columns of a dataset once, and write a dataset with the same rows.
 
-The derived dataset has the shards, rows and row order of its view, so splits, folds and row orders
-coincide.
-
 Unfinished work is in a folder beside the target, ``.<name>.part-<fingerprint>``, where a note lists
 the files of each finished shard and their hashes. The next call with the same fingerprint reuses
 the shards whose files have these hashes; it removes unfinished work of other calls. As in
@@ -81,8 +78,7 @@ class Recipe:
     columns: tuple[Column, ...]  # all columns of the derived dataset
     arguments: Mapping[str, Any]  # the manifest's ``arguments``
     fingerprint: str  # 32 hexadecimal digits that differ if the arguments differ
-    says: Mapping[str, str]
-    """The text of the error if an argument differs, by the argument's name."""
+    says: Mapping[str, str]  # the text of the error if an argument differs, by its name
 
     @property
     def view(self) -> View:
@@ -192,7 +188,7 @@ def write(
     with part_folder(target, made.fingerprint) as folder, ByteProgress(progress) as meter:
         work = _Work(made, folder, meter)
         work.remove_arriving()
-        meter.begin("deriving columns", sum(map(made.bytes_of, made.shards)))
+        meter.begin("deriving columns", made.nbytes)
         missing = [shard for shard in made.shards if not work.reuse(shard)]
         if room:  # only now: what is finished already has its room, and what is damaged is removed
             _check_room(made, missing, folder, target)

@@ -29,11 +29,8 @@ from cerebro.data.sources.row_by_row import is_huggingface
 from cerebro.data.view import describe_shape
 from cerebro.errors import InputError
 
-FOLDERS = ("data", "validation")
-"""The folders of a run into which data passed as rows is written."""
-
-_GIVEN = "given "
-"""Begins the kind of source of a dataset that was made from rows in memory."""
+FOLDERS = ("data", "validation")  # of a run, into which data passed as rows is written
+_GIVEN = "given "  # begins the kind of source of a dataset that was made from rows in memory
 
 
 def was_given(data: Dataset) -> bool:

@@ -53,11 +53,10 @@ from cerebro.machine import durable
 from cerebro.machine.resources import total_memory
 
 CHUNK_BYTES = 16 << 20
-
 SHARD_BYTES = 256_000_000  # the default limit of a shard
 GROUPED_SHARD_BYTES = SHARD_BYTES // GROUP  # of data whose units read groups of shards
-
 DEFAULT_SHARDS = 8
+_PIECE_VALUES = 1 << 20
 
 Rows = range | Array
 
@@ -219,8 +218,6 @@ def append(file: FileIO, path: Path, values: Array) -> None:
 
 
 # --- sources in chunks ------------------------------------------------------------------------
-
-_PIECE_VALUES = 1 << 20
 
 
 def spool(chunks: Iterable[Table], folder: Path, meter: ByteProgress) -> Table:

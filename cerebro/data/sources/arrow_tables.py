@@ -30,9 +30,10 @@ from cerebro.errors import InputError
 from cerebro.machine.imports import import_extra
 
 OLDEST_ARROW = 15
+BATCH_ROWS = 16_384
+_VECTOR = ["type", "size", "indices", "values"]  # of Spark's ML library: the fields of a vector
 
-RowOf = Callable[[int], int]
-"""Returns the row of the source that has the element at a place of an array, for errors."""
+RowOf = Callable[[int], int]  # the row of the source with the element at a place, for errors
 
 
 def import_arrow(what: str) -> None:
@@ -197,10 +198,6 @@ def _is_binary(kind: Any) -> bool:
     return bool(plain or pa.types.is_fixed_size_binary(kind))
 
 
-_VECTOR = ["type", "size", "indices", "values"]
-"""The fields in which Spark stores the vectors of its ML library."""
-
-
 def _bytes(array: Any) -> ColumnData:
     """Return binary values as rows of uint8, ragged if they differ in length."""
     import pyarrow as pa
@@ -253,9 +250,6 @@ def _lists(name: str, array: Any, row_of: RowOf, size: int | None = None) -> Col
         return replace(fixed, offsets=offsets_of(lengths))
     shape = (len(array), size, *fixed.row_shape)
     return replace(fixed, values=fixed.values.reshape(shape))
-
-
-BATCH_ROWS = 16_384
 
 
 class ParquetSource(Source):
