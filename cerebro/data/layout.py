@@ -222,7 +222,7 @@ def _stack_columns(name: str, sources: Table, dtype: str | None) -> OutputColumn
                 "as a separate column"
             )
         pieces.append((fixed, None if fixed.names is None else final_names(fixed)[1]))
-        width += int(np.prod(fixed.row_shape, dtype=np.int64))
+        width += math.prod(fixed.row_shape)
     kinds = [data.dtype for data, _ in pieces]
     common = dtype or promote_dtypes(name, *kinds)
     return OutputColumn(Column(name, common, (width,)), tuple(pieces), stacked=True)

@@ -155,7 +155,7 @@ def _make_dataset(
     opened.binary = _find_source_names(columns, shaped)
     texts = (name for name, dtype in dtypes.items() if dtype == TEXT)
     opened.text = _find_source_names(columns, texts)
-    whole = None
+    whole: Table | None = None
     if opened.whole:
         (whole,) = opened.chunks(source_columns(columns))
         check_rows(whole)
@@ -168,8 +168,8 @@ def _make_dataset(
     with temporary_folder(place.target) as folder, ByteProgress(progress) as meter:
         if whole is None:
             whole = _spool_source(opened, columns, folder, meter)
-            if (remark := opened.remark()) is not None:
-                warnings.warn(remark, stacklevel=find_stacklevel())
+            if opened.remark is not None:
+                warnings.warn(opened.remark, stacklevel=find_stacklevel())
         outputs = lay_out(whole, columns, dtypes, opened.declaration)
         entries = _write(outputs, arguments, folder, meter)
         manifest = Manifest(

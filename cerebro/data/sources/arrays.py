@@ -172,10 +172,7 @@ def frame_column(name: str, frame: Any) -> ColumnData:
                 f"{kind}: convert it to numbers{where}, or give the frame itself as the source, "
                 "which keeps its columns apart"
             )
-    values = np.empty(frame.shape, np.result_type(*(part.values.dtype for part in parts)))
-    for at, part in enumerate(parts):
-        values[:, at] = part.values
-    return from_array(name, values)
+    return from_array(name, np.stack([part.values for part in parts], axis=1))
 
 
 def _join_classes(

@@ -31,6 +31,7 @@ class Source:
     declaration = ""
     """For errors: the user's code that declares a column of text as categories; ``{}``: the name's
     ``repr``. Empty if the source's type cannot."""
+    remark: str | None = None  # a warning about the rows that were read
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
         """Yield tables that all have the columns `wanted` (None: all columns of the source)."""
@@ -42,10 +43,6 @@ class Source:
 
     def fingerprint(self) -> str | None:
         """Return a cheap string that changes with the rows, or None; `whole` ones are hashed."""
-        return None
-
-    def remark(self) -> str | None:
-        """Return a warning about the rows that were read, or None."""
         return None
 
 

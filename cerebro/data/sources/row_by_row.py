@@ -118,13 +118,9 @@ class TorchSource(Source):
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self._remark: str | None = None
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
         return row_chunks(self._samples(wanted), wanted)
-
-    def remark(self) -> str | None:
-        return self._remark
 
     def _samples(self, wanted: Sequence[str] | None) -> Iterator[Mapping[str, Any]]:
         import torch
@@ -155,7 +151,7 @@ class TorchSource(Source):
                 changed = [name for name in before if after.get(name) != before[name]]
                 if changed:
                     named = ", ".join(repr(name) for name in changed)
-                    self._remark = (
+                    self.remark = (
                         f"sample {index} of the {type(self.dataset).__name__} differs when "
                         f"it is read again (column {named}): one draw of a random transform would "
                         "be stored for every epoch. Leave it out of the dataset, and give "
