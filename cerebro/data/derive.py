@@ -197,7 +197,7 @@ def write(
             return absolute_path
         for shard in missing:
             work.write_here(shard)
-        _commit(work.make_manifest(), folder, target)
+        work.commit(target)
     return absolute_path
 
 
@@ -302,8 +302,7 @@ class _Work:
         made, device = self._made, name_in_worker(executor.devices)
         nbytes = list(map(made.bytes_of, made.shards))
         gpu = _find_gpu_kind(made.work.device) if is_gpu(device) else ""
-        work = made.shard_work
-        order = Order(made.work.data, work, self._folder, nbytes, threads, device, gpu)
+        order = Order(made.work.data, made.shard_work, self._folder, nbytes, threads, device, gpu)
         compared: set[int] = set()
         try:
             with executor.shard_makers(order) as makers:
@@ -312,9 +311,7 @@ class _Work:
                     compared.add(arrived.worker)
                     self._meter.advance(nbytes[arrived.shard])
                 self.remove_arriving()  # before the folder gets its name
-                manifest = self.make_manifest()
-                _commit(manifest, self._folder, target)
-                makers.keep(manifest.to_bytes())
+                makers.keep(self.commit(target).to_bytes())
         finally:
             self.remove_arriving()
 
@@ -341,13 +338,27 @@ class _Work:
         for unfinished in self._folder.glob(f"{ARRIVING}*"):
             shutil.rmtree(unfinished, ignore_errors=True)
 
-    def make_manifest(self) -> Manifest:
-        return Manifest(
+    def commit(self, target: Path) -> Manifest:
+        """Write the manifest, and give the folder its name; remove the notes."""
+        manifest = Manifest(
             columns=self._made.columns,
             shards=tuple(self._entries[shard] for shard in self._made.shards),
             arguments=self._made.arguments,
             source={"kind": _KIND, "fingerprint": self._made.fingerprint},
         )
+        manifest.write(self._folder)
+        durable.sync_folder(self._folder)
+        try:
+            self._folder.rename(target)  # replaces an empty folder, and nothing else
+        except OSError as error:
+            raise InputError(
+                f"cannot rename {self._folder} to {target}: {error.strerror}: {_CHOOSE}"
+            ) from None
+        for shard in self._made.shards:
+            (target / f"{shard_folder(shard)}.json").unlink(missing_ok=True)
+        (target / LOCK).unlink(missing_ok=True)
+        durable.sync_folder(target.parent)
+        return manifest
 
     def _finish(self, shard: int, files: Mapping[str, FileEntry]) -> None:
         """Note that a shard's files are complete."""
@@ -387,22 +398,7 @@ def _find_gpu_kind(device: str) -> str:
     return next(iter([*labels, *(entry.label for entry in devices)]), "")
 
 
-# --- the end ------------------------------------------------------------------------
-
-
-def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
-    manifest.write(folder)
-    durable.sync_folder(folder)
-    try:
-        folder.rename(target)  # replaces an empty folder, and nothing else
-    except OSError as error:
-        raise InputError(
-            f"cannot rename {folder} to {target}: {error.strerror}: {_CHOOSE}"
-        ) from None
-    for shard in range(len(manifest.shards)):  # remove the notes, which are no longer needed
-        (target / f"{shard_folder(shard)}.json").unlink(missing_ok=True)
-    (target / LOCK).unlink(missing_ok=True)
-    durable.sync_folder(target.parent)
+# --- sizes and keys -----------------------------------------------------------------
 
 
 def check_budget(nbytes: int, budget: int | None) -> None:
