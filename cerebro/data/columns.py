@@ -406,9 +406,7 @@ def _text_array(column: str, array: Array) -> ColumnData:
         data = from_text(column, array.ravel().tolist())
         return replace(data, values=data.values.reshape(array.shape))
     names, codes = np.unique(array, return_inverse=True)
-    return ColumnData(
-        codes.reshape(array.shape).astype(np.int64), "int64", None, [str(name) for name in names]
-    )
+    return ColumnData(codes.reshape(array.shape).astype(np.int64), "int64", None, names.tolist())
 
 
 def _object_rows(column: str, array: Array, first_row: int) -> ColumnData:

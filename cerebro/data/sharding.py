@@ -185,15 +185,15 @@ def _make_dataset(
 class _Folder:
     """The place of a dataset on this machine; `Upload` is one in object storage."""
 
-    def __init__(self, given: Path) -> None:
-        self._given = given  # may be a link, and stays the dataset's path
-        self.target = real_target(given)
+    def __init__(self, path: Path) -> None:
+        self._path = path  # may be a link, and stays the dataset's path
+        self.target = real_target(path)
 
     def is_there(self) -> bool:
         return _is_there(self.target)
 
     def manifest(self) -> Manifest:
-        return read_manifest(self._given)
+        return read_manifest(self._path)
 
     def finish(self) -> None:
         """Do nothing: renaming the folder has finished the dataset."""

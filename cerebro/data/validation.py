@@ -167,9 +167,9 @@ def is_splitter(value: Any) -> bool:
     return all(callable(getattr(value, name, None)) for name in ("split", "get_n_splits"))
 
 
-def make_folds(data: Dataset, given: Any) -> Folds:
+def make_folds(data: Dataset, splitter: Any) -> Folds:
     """Return the folds that a `KFold` or a splitter makes of a dataset; see `KFold.split`."""
-    kfold = given if isinstance(given, KFold) else KFold(given)
+    kfold = splitter if isinstance(splitter, KFold) else KFold(splitter)
     name = " ".join(repr(kfold.n if is_splitter(kfold.n) else kfold).split())
     repeated = any(map(splitting.repeats, data.view.parts))
     if repeated and kfold.groups is None:
