@@ -426,7 +426,6 @@ class BucketShards(Shards):
         self._readers = {}
         self._cache = cache
         self._here: set[int] = set()
-        self._objects: Objects | None = None
         weakref.finalize(self, cache.close)
 
     @classmethod
@@ -444,9 +443,7 @@ class BucketShards(Shards):
                 f"no dataset at '{objects.url}': make one with cerebro.shard(source, url)"
             )
         cache.begin(content)
-        shards = cls(objects.url, manifest, cache)
-        shards._objects = objects
-        return shards
+        return cls(objects.url, manifest, cache)
 
     def are_here(self) -> bool:
         return {*range(len(self.manifest.shards))} <= {*self._cache.shards(self.manifest.checksum)}
@@ -461,10 +458,8 @@ class BucketShards(Shards):
         self._here.update(self._cache.shards(checksum))
         missing = [shard for shard in shards if shard not in self._here]
         if missing:
-            if self._objects is None:
-                self._objects = Objects(self.url)
             try:
-                self._cache.pull(self._objects, checksum, missing)
+                self._cache.pull(Objects(self.url), checksum, missing)
             finally:
                 self._cache.drop_scratch()
             self._here.update(missing)
