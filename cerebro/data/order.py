@@ -83,7 +83,7 @@ class EpochOrder:
     @cached_property
     def _places(self) -> list[tuple[int, int]]:
         """The pool of each part, and the number of its group there; parts take pools in turn."""
-        groups = [_count_groups(pool) for pool in self.pools]
+        groups = [-(-len(pool) // GROUP) for pool in self.pools]
         if self.shuffle == "rows":
             groups = [len(self.shard_rows)]
         turns = range(max(groups))
@@ -175,7 +175,7 @@ class EpochOrder:
         if self.shuffle == "rows":
             return [tuple(shards)] * self.num_parts
         permutation = _core.permutation(len(shards), self.seed, "groups", epoch, pool)
-        groups = _split_evenly([shards[i] for i in permutation], _count_groups(shards))
+        groups = _split_evenly([shards[i] for i in permutation], -(-len(shards) // GROUP))
         return [tuple(sorted(group)) for group in groups]
 
 
@@ -213,10 +213,6 @@ def resolve_shuffle(shuffle: Any, data: Any, *, stagger: bool = True) -> Shuffle
             f'shuffle="rows" orders at most {2**32 - 1:,} rows, not {rows:,}: use "shards"'
         )
     return "rows" if shuffle == "rows" else "shards"
-
-
-def _count_groups(pool: Sequence[int]) -> int:
-    return -(-len(pool) // GROUP)
 
 
 def _split_evenly(items: Sequence[int], runs: int) -> list[list[int]]:
