@@ -124,7 +124,7 @@ def check(
 
     from cerebro.arguments import check_one_of
     from cerebro.data.given_rows import is_rows, write_given_rows
-    from cerebro.data.validation import check_rows, make_validation
+    from cerebro.data.validation import make_validation
     from cerebro.executors.local import LocalExecutor
     from cerebro.machine.libraries import present_settings
     from cerebro.run.recipe import check_build
@@ -139,7 +139,6 @@ def check(
     check_one_of("deterministic", deterministic, ("warn", True, False))
     device = choose_devices(devices)[0]
     train, held_out, folds = make_validation(data, validation)
-    check_rows(held_out)
     config = as_space(space).sample(seed, 0)
     if batch_size is None and "batch_size" not in config:
         batch_size = 32

@@ -35,9 +35,9 @@ from cerebro.arguments import (
 from cerebro.coordinator.conduct import conduct, make_run_context
 from cerebro.coordinator.searcher_record import describe
 from cerebro.coordinator.trials import make_recordable
-from cerebro.data.mixing import check_shards
 from cerebro.data.order import Shuffle, resolve_shuffle
-from cerebro.data.validation import UnfitDataError, check_rows, make_validation
+from cerebro.data.stats import check_shards
+from cerebro.data.validation import UnfitDataError, make_validation
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
 from cerebro.executors.local import LocalExecutor
@@ -274,7 +274,6 @@ def search(
         check_one_of("keep", keep, ("best", "last", "all"))
         check_one_of("deterministic", deterministic, ("warn", True, False))
         train, held_out, folds = make_validation(data, validation)
-        check_rows(held_out)
         folder = new_run_folder(run, if_exists)
         goes_on = if_exists == "resume" and (folder / FILE).exists()
         the_space, the_searcher = as_space(space), make_searcher(searcher)

@@ -28,8 +28,7 @@ from cerebro.cluster.hub import AgentError, Hub, Node, RemoteAgent, describe_cau
 from cerebro.cluster.messages import DataAt, NodeReport, Sent, Traffic
 from cerebro.cluster.workers import Events, Pace, Placement, RemoteWorker
 from cerebro.data import Dataset
-from cerebro.data.bucket import read_manifest_at
-from cerebro.data.cache import Cache, cache_folder
+from cerebro.data.cache import Cache, cache_folder, read_manifest_at
 from cerebro.data.manifest import FILE_NAME, FileEntry, shard_folder
 from cerebro.data.placed import write_view
 from cerebro.errors import CorruptDataError, InputError, text_of

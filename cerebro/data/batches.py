@@ -12,9 +12,9 @@ import cerebro.transforms as _transforms
 from cerebro.arguments import check_whole_number
 from cerebro.data import depots
 from cerebro.data.depots import MovedBatches
-from cerebro.data.mixing import check_shards
 from cerebro.data.order import Cut, Mix, Shuffle, make_order, mix_in_order, resolve_shuffle
-from cerebro.data.shards import Shards, copy_name
+from cerebro.data.shards import copy_name
+from cerebro.data.stats import check_shards
 from cerebro.data.view import View
 from cerebro.errors import DeviceError, InputError, one_line
 from cerebro.machine import cuda
@@ -71,9 +71,13 @@ def make_loader(
     plan = _transforms.compile(
         view.shards.columns, view.transforms, augment=augment, channels_last=channels_last
     )
-    plan = _choose_copy(plan, view.shards, copy if augment else None)
+    copies = view.shards.copy_names
+    plan = [entry for entry in plan if entry["name"] not in copies]
     if columns is not None:
         plan = [entry for entry in plan if entry["name"] in columns]
+    for entry in plan:
+        if augment and entry["name"] in view.shards.copied:
+            entry["source"] = copy_name(entry["name"], copy)
     parts: Sequence[tuple[Any, ...]] = view.loader_parts()
     across = shuffle == "rows"
     sums = view.weight_sums(across=across) if shuffle else None
@@ -94,22 +98,6 @@ def make_loader(
         orders=orders,
         draw_across=across,
     )
-
-
-def _choose_copy(
-    plan: list[dict[str, Any]], shards: Shards, copy: int | None
-) -> list[dict[str, Any]]:
-    """Leave stored copies out of a plan; read this one of each column, or the plain column."""
-    names = shards.copy_names
-    plan = [entry for entry in plan if entry["name"] not in names]
-    if copy is None:
-        return plan
-    return [
-        entry | {"source": copy_name(entry["name"], copy)}
-        if entry["name"] in shards.copied
-        else entry
-        for entry in plan
-    ]
 
 
 def _check_place(device: Any, framework: str, residence: str) -> str:

@@ -12,6 +12,12 @@ are on the disk. It is checked again at its first use in every run, like all dat
 
 To make room for a shard, whole datasets that no process uses are deleted, the least recently
 used first.
+
+A dataset in object storage is read from its copy in the cache; reading batches from the storage
+would be many times slower. Opening reads the manifest, and shards are copied when they are first
+read, each object once for all processes of this machine and for later runs. An upload writes the
+manifest last. Without it there is no dataset, so an interrupted upload leaves only objects that the
+next upload to the same URL removes.
 """
 
 from __future__ import annotations
@@ -26,29 +32,35 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cerebro.data.manifest import FILE_NAME, Manifest, parse_manifest, shard_folder
-from cerebro.data.shards import verify_shard
-from cerebro.data.unfinished import remove_abandoned
+import cerebro._core as _core
+from cerebro.data.manifest import (
+    FILE_NAME,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    parse_manifest,
+    read_manifest,
+    shard_folder,
+)
+from cerebro.data.rows import Part
+from cerebro.data.shards import Shards, verify_shard
+from cerebro.data.unfinished import LOCK, remove_abandoned
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
 from cerebro.machine.files import expand_path
 from cerebro.machine.objects import MissingObjectError, Objects, StorageError
 
-VARIABLE = "CEREBRO_CACHE"
-"""The environment variable with the folder of a node's cache."""
-LIMIT = "CEREBRO_CACHE_LIMIT"
-"""The environment variable with the maximum size of a node's cache, such as ``200GB``."""
-SPARE_BYTES = 256 << 20
-"""Bytes to leave free on the disk, if deleting unused datasets can make room."""
+VARIABLE = "CEREBRO_CACHE"  # the environment variable with the folder of a node's cache
+LIMIT = "CEREBRO_CACHE_LIMIT"  # the one with its maximum size, such as ``200GB``
+SPARE_BYTES = 256 << 20  # to leave free on the disk, if deleting unused datasets can make room
 PULLING = ".pulling"
-PULLS = 4
-"""The number of shards that are pulled from a bucket at a time."""
-TURN_SECONDS = 0.1
-"""How often to check whether another process still pulls the same dataset."""
+PULLS = 4  # shards that are pulled from a bucket at a time
+PUTS = 8  # files that are uploaded at a time
+TURN_SECONDS = 0.1  # between checks whether another process still pulls the same dataset
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -209,7 +221,13 @@ class Cache:
     def _pull_missing(self, objects: Objects, checksum: str, shards: Sequence[int]) -> int:
         fd = os.open(self.data(checksum) / PULLING, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            self._take_turn(fd)
+            while True:  # until no other process pulls the dataset, or the cache is closed
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    self._check_open()
+                    time.sleep(TURN_SECONDS)
             missing = sorted({*shards} - {*self.shards(checksum)})
             if not missing:
                 return 0
@@ -226,16 +244,6 @@ class Cache:
                     raise
         finally:
             os.close(fd)
-
-    def _take_turn(self, fd: int) -> None:
-        """Wait until no other process pulls the dataset, or the cache is closed."""
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                self._check_open()
-                time.sleep(TURN_SECONDS)
 
     def _pull(self, objects: Objects, manifest: Manifest, shard: int) -> int:
         arrived = self._arrival(shard)
@@ -354,9 +362,9 @@ class Cache:
     def _new_scratch(self) -> tuple[Path, int]:
         for folder in (self.folder / "scratch").iterdir():
             if folder.name.startswith("worker-"):
-                remove_abandoned(folder, "lock")
+                remove_abandoned(folder)
         new_folder = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder / "scratch"))
-        fd = os.open(new_folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fd = os.open(new_folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
         folder = new_folder.with_name("worker-" + new_folder.name.removeprefix(".new-"))
         new_folder.rename(folder)  # with its lock, so that it does not look abandoned
@@ -401,3 +409,163 @@ def _bytes_below(folder: Path) -> int:
         with contextlib.suppress(OSError):
             total += file.stat().st_size
     return total
+
+
+# --- datasets in object storage -----------------------------------------------------------------
+
+
+class BucketShards(Shards):
+    """The shards of a dataset in object storage; the cache keeps the copies while this exists."""
+
+    url: str
+
+    def __init__(self, url: str, manifest: Manifest, cache: Cache) -> None:
+        self.url = url
+        self.manifest = manifest
+        self.folder = cache.data(manifest.checksum)
+        self._readers = {}
+        self._cache = cache
+        self._here: set[int] = set()
+        weakref.finalize(self, cache.close)
+
+    @classmethod
+    def find(cls, url: str, checksum: str | None = None) -> BucketShards:
+        """Find a dataset; one whose `checksum` the cache has is not looked for in the storage."""
+        cache = Cache(cache_folder())
+        cached = None if checksum is None else cache.find_manifest(checksum)
+        if cached is not None:
+            return cls(url.rstrip("/"), cached, cache)
+        objects = Objects(url)
+        content, manifest = read_manifest_at(objects)
+        if manifest is None:
+            cache.close()
+            raise InputError(
+                f"no dataset at '{objects.url}': make one with cerebro.shard(source, url)"
+            )
+        cache.begin(content)
+        return cls(objects.url, manifest, cache)
+
+    def are_here(self) -> bool:
+        return {*range(len(self.manifest.shards))} <= {*self._cache.shards(self.manifest.checksum)}
+
+    def is_here(self, shard: int) -> bool:
+        return shard in self._here or shard in self._cache.shards(self.manifest.checksum)
+
+    def pull(self, shards: Collection[int]) -> None:
+        if self._here.issuperset(shards):
+            return
+        checksum = self.manifest.checksum
+        self._here.update(self._cache.shards(checksum))
+        missing = [shard for shard in shards if shard not in self._here]
+        if missing:
+            try:
+                self._cache.pull(Objects(self.url), checksum, missing)
+            finally:
+                self._cache.drop_scratch()
+            self._here.update(missing)
+
+    def reader(self, shard: int) -> _core.ShardReader:
+        if shard not in self._readers:
+            self.pull([shard])
+            try:
+                self._readers[shard] = self._open(shard)
+            except CorruptDataError:
+                self._renew(shard)
+        return self._readers[shard]
+
+    def map_parts(self, parts: Sequence[Part]) -> list[tuple[_core.ShardReader, Part]]:
+        self.pull(range(len(parts)))  # several at a time
+        return super().map_parts(parts)
+
+    def verify(self, shard: int) -> None:
+        self._check(shard, super().verify)
+
+    def check_sizes(self, shard: int) -> None:
+        self._check(shard, super().check_sizes)
+
+    def _check(self, shard: int, check: Callable[[int], None]) -> None:
+        self.pull([shard])
+        try:
+            check(shard)
+        except CorruptDataError:
+            self._renew(shard)
+
+    def _renew(self, shard: int) -> None:
+        """Copy a damaged shard here again, and open it."""
+        self._cache.forget_damaged(self.manifest.checksum, [shard])
+        self._here.discard(shard)
+        self.pull([shard])
+        self._readers[shard] = self._open(shard)
+        self.generation += 1
+
+
+def read_manifest_at(objects: Objects) -> tuple[bytes, Manifest | None]:
+    """Read the manifest of a dataset in object storage; None if it is missing."""
+    try:
+        content = objects.read(FILE_NAME)
+    except MissingObjectError:
+        return b"", None
+    if len(content) > MAX_MANIFEST_BYTES:
+        raise CorruptDataError(
+            f"{objects.url_of(FILE_NAME)} is too large: more than {MAX_MANIFEST_BYTES} bytes"
+        )
+    return content, parse_manifest(content, objects.url_of(FILE_NAME))
+
+
+_OF_A_SHARD = re.compile(r"shard-\d{5,}/[^/]+", re.ASCII)
+
+
+class Upload:
+    """The upload of one dataset; a context manager that removes its local files."""
+
+    def __init__(self, url: str) -> None:
+        self._objects = Objects(url)
+        self._cache = Cache(cache_folder())
+        self.url = self._objects.url
+        self.target: Path = self._cache.scratch() / "set"  # the folder to make the dataset in
+
+    def __enter__(self) -> Upload:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._cache.close()
+
+    def is_there(self) -> bool:
+        """Whether there is something at the URL that is not left from an interrupted upload."""
+        names = self._objects.names()
+        return FILE_NAME in names or any(not _OF_A_SHARD.fullmatch(name) for name in names)
+
+    def manifest(self) -> Manifest:
+        """Return the manifest of the dataset that is there; raise CorruptDataError if none is."""
+        manifest = read_manifest_at(self._objects)[1]
+        if manifest is None:
+            raise CorruptDataError(f"{self.url} has objects, but is not a dataset")
+        return manifest
+
+    def finish(self) -> None:
+        """Upload the dataset, and keep it in the cache; an error leaves no dataset at the URL."""
+        manifest = read_manifest(self.target)
+        files = [
+            f"{shard_folder(shard)}/{name}"
+            for shard, entry in enumerate(manifest.shards)
+            for name in entry.files
+        ]
+        self._objects.remove(self._objects.names() - {*files} - {FILE_NAME})
+        with ThreadPoolExecutor(PUTS, "cerebro-upload") as threads:
+            jobs = [threads.submit(self._objects.put, self.target / name, name) for name in files]
+            try:
+                for job in jobs:
+                    job.result()
+            except BaseException:
+                threads.shutdown(cancel_futures=True)
+                with contextlib.suppress(OSError):
+                    self._objects.remove(files)
+                raise
+        if read_manifest_at(self._objects)[1] is not None:
+            raise InputError(
+                f"'{self.url}' was made by another process in the meantime: upload the dataset "
+                "to a different URL, and check the other one with verify()"
+            )
+        content = (self.target / FILE_NAME).read_bytes()
+        self._objects.write(FILE_NAME, content)
+        self._cache.adopt(self.target, content)

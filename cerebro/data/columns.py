@@ -6,7 +6,7 @@ the same rows get the same bits from any source:
 - Arrays, tensors and typed columns keep their type. Python's ``int`` becomes int64, ``float``
   float64, ``bool`` bool; a column that mixes ``int`` and ``float`` becomes float64.
 - Strings become categories: the sorted unique names, and int64 codes. But a cell such as "?" among
-  numbers raises an error; see `cerebro.data.number_cells`.
+  numbers raises an error; see `cerebro.data.dtypes`.
 - A type that declares categories keeps them, in their order, also those that no row has.
 - Lists and tuples, of any length, become rows of a ragged column; the elements of all rows must
   have one shape. So do arrays whose first dimension differs from row to row. Arrays of equal shape
@@ -28,13 +28,19 @@ from typing import Any
 
 import numpy as np
 
-from cerebro.data.dtypes import Array, convert, promote, to_logical_dtype
-from cerebro.data.number_cells import find_bad_cell, is_number, not_a_number_error
+from cerebro.data.dtypes import (
+    Array,
+    convert,
+    find_bad_cell,
+    is_number,
+    not_a_number_error,
+    promote,
+    to_logical_dtype,
+)
 from cerebro.errors import InputError
 
-_TAG = 0x0112
-
-_TURNS = {
+_TAG = 0x0112  # of the orientation
+_TURNS = {  # Pillow's operation for each orientation; 1 is upright
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
     4: "FLIP_TOP_BOTTOM",
@@ -43,7 +49,6 @@ _TURNS = {
     7: "TRANSVERSE",
     8: "ROTATE_90",
 }
-"""Pillow's operation for each orientation; 1 is upright."""
 
 
 def is_picture(value: object) -> bool:
@@ -398,11 +403,10 @@ def _text_array(column: str, array: Array) -> ColumnData:
         except UnicodeDecodeError as error:
             raise InputError(f"column {column!r} has bytes that are not text: {error}") from None
     if array.dtype.kind == "T":
-        return _reshape_column(from_text(column, array.ravel().tolist()), array.shape)
+        data = from_text(column, array.ravel().tolist())
+        return replace(data, values=data.values.reshape(array.shape))
     names, codes = np.unique(array, return_inverse=True)
-    return ColumnData(
-        codes.reshape(array.shape).astype(np.int64), "int64", None, [str(name) for name in names]
-    )
+    return ColumnData(codes.reshape(array.shape).astype(np.int64), "int64", None, names.tolist())
 
 
 def _object_rows(column: str, array: Array, first_row: int) -> ColumnData:
@@ -423,11 +427,8 @@ def _object_rows(column: str, array: Array, first_row: int) -> ColumnData:
                 raise missing_value_error(column, first_row + place // width)
             raise _mixed_kinds_error(column, items, first_row, width)
     offsets = np.arange(len(array) + 1, dtype=np.int64) * width
-    return _reshape_column(_from_elements(column, items, first_row, offsets), array.shape)
-
-
-def _reshape_column(data: ColumnData, shape: tuple[int, ...]) -> ColumnData:
-    return ColumnData(data.values.reshape(shape), data.dtype, None, data.names)
+    data = _from_elements(column, items, first_row, offsets)
+    return replace(data, values=data.values.reshape(array.shape))
 
 
 def _from_scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
@@ -546,9 +547,8 @@ def _from_ragged(column: str, items: Sequence[Any], first_row: int = 0) -> Colum
     offsets = offsets_of(lengths)
     if all(isinstance(item, (list, tuple)) for item in items):
         flat = list(chain.from_iterable(items))
-        data = ColumnData(np.zeros(0), "float64")
-        if flat:
-            data = _from_elements(column, flat, first_row, offsets)
+        empty = ColumnData(np.zeros(0), "float64")
+        data = _from_elements(column, flat, first_row, offsets) if flat else empty
     else:
         data = _joined_rows(column, items, first_row)
     assert len(data.values) == offsets[-1], column

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from cerebro.data.bucket import BucketShards
+from cerebro.data.cache import BucketShards
 from cerebro.data.manifest import Column, read_manifest
+from cerebro.data.order import make_sampling
 from cerebro.data.rows import Part, Selection, select_rows
-from cerebro.data.sampling import make_sampling
 from cerebro.data.shards import Shards
 from cerebro.data.stats import MOST_COUNTS, Stats, column_stats
 from cerebro.data.view import View, to_json

@@ -24,7 +24,7 @@ import cerebro._core as _core
 from cerebro.arguments import check_whole_number
 from cerebro.data.batches import FRAMEWORKS, Batches
 from cerebro.data.columns import to_storage
-from cerebro.data.dtypes import STORAGE, Array, convert, dtype_name
+from cerebro.data.dtypes import STORAGE, Array, convert, dtype_name, freeze_array
 from cerebro.data.manifest import Column, FileEntry, checksum_of
 from cerebro.data.rows import Part
 from cerebro.data.shards import MAX_COPIES, copy_name
@@ -71,8 +71,9 @@ class Derivation:
         """Yield storage values and types by column, for each batch, without the filled-up rows."""
         filled = list(self.data.view.parts)
         rows = len(filled[shard])
-        batches = -(-rows // self.batch_size)
-        filled[shard] = repeat_rows(filled[shard], batches * self.batch_size)
+        size = -(-rows // self.batch_size) * self.batch_size
+        # Its rows are repeated from the start.
+        filled[shard] = freeze_array(np.resize(np.asarray(filled[shard]), size).astype(np.uint32))
         with explain_gpu_memory_errors(self.device, self.batch_size):
             for batch in self.batches(filled, shard, copy):
                 columns = self.call(batch)
@@ -107,10 +108,7 @@ class Derivation:
         return converted
 
     def probe(self) -> tuple[tuple[Column, ...], str]:
-        """Call the function twice with the first rows; return their columns, and their bits' hash.
-
-        Raises InputError if the bits differ.
-        """
+        """Compute the first rows twice; return their columns and the hash of the bits, if equal."""
         digests: list[list[str]] = []
         columns: tuple[Column, ...] = ()
         for _ in range(2):
@@ -118,8 +116,7 @@ class Derivation:
             arrays = (np.ascontiguousarray(array).reshape(-1) for array, _ in results.values())
             digests.append([_core.xxh3_128(array.view(np.uint8)) for array in arrays])
             columns = tuple(
-                Column(str(name), dtype, tuple(array.shape[1:]))
-                for name, (array, dtype) in results.items()
+                Column(str(n), dtype, array.shape[1:]) for n, (array, dtype) in results.items()
             )
         for column, first, second in zip(columns, *digests, strict=True):
             if first != second:
@@ -127,8 +124,7 @@ class Derivation:
                     f"derive: column {column.name!r} differs when it is computed again from the "
                     "same rows: leave out random numbers, dropout and counters"
                 )
-        names = [column.to_json() for column in columns]
-        return columns, checksum_of([names, digests[0]])
+        return columns, checksum_of([[column.to_json() for column in columns], digests[0]])
 
 
 def make_derivation(
@@ -195,13 +191,6 @@ def _check_copies(data: Any, reads: Sequence[str], copies: int | None) -> int:
             "leave out copies, or add RandomCrop or RandomHorizontalFlip"
         )
     return number or 0
-
-
-def repeat_rows(part: Part, size: int) -> Array:
-    """Return the part's row numbers, repeated from the start until there are `size`."""
-    filled = np.resize(np.asarray(part), size).astype(np.uint32)
-    filled.setflags(write=False)
-    return filled
 
 
 # --- the files of a shard ------------------------------------------------------------

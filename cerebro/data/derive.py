@@ -1,8 +1,5 @@
 """`Dataset.derive`: compute columns of a dataset once, and write a dataset with the same rows.
 
-The derived dataset has the shards, rows and row order of its view, so splits, folds and row orders
-coincide.
-
 Unfinished work is in a folder beside the target, ``.<name>.part-<fingerprint>``, where a note lists
 the files of each finished shard and their hashes. The next call with the same fingerprint reuses
 the shards whose files have these hashes; it removes unfinished work of other calls. As in
@@ -49,11 +46,11 @@ from cerebro.data.manifest import (
     read_manifest,
     shard_folder,
 )
-from cerebro.data.progress import ByteProgress
 from cerebro.data.rows import Part
 from cerebro.data.shards import copy_name, open_columns
 from cerebro.data.unfinished import (
     LOCK,
+    ByteProgress,
     check_intact_shard,
     is_empty_folder,
     part_folder,
@@ -81,8 +78,7 @@ class Recipe:
     columns: tuple[Column, ...]  # all columns of the derived dataset
     arguments: Mapping[str, Any]  # the manifest's ``arguments``
     fingerprint: str  # 32 hexadecimal digits that differ if the arguments differ
-    says: Mapping[str, str]
-    """The text of the error if an argument differs, by the argument's name."""
+    says: Mapping[str, str]  # the text of the error if an argument differs, by its name
 
     @property
     def view(self) -> View:
@@ -170,7 +166,7 @@ def make_recipe(
 
 
 def write(
-    made: Recipe,
+    recipe: Recipe,
     path: str | os.PathLike[str],
     progress: str | bool = "auto",
     executor: MakesShards | None = None,
@@ -187,21 +183,21 @@ def write(
     absolute_path = path_of("path", path).absolute()
     target = real_target(absolute_path)
     if target.exists() and not is_empty_folder(target):
-        _check_same(target, path, made)
+        _check_same(target, path, recipe)
         return absolute_path
-    with part_folder(target, made.fingerprint) as folder, ByteProgress(progress) as meter:
-        work = _Work(made, folder, meter)
+    with part_folder(target, recipe.fingerprint) as folder, ByteProgress(progress) as meter:
+        work = _Work(recipe, folder, meter)
         work.remove_arriving()
-        meter.begin("deriving columns", sum(map(made.bytes_of, made.shards)))
-        missing = [shard for shard in made.shards if not work.reuse(shard)]
+        meter.begin("deriving columns", recipe.nbytes)
+        missing = [shard for shard in recipe.shards if not work.reuse(shard)]
         if room:  # only now: what is finished already has its room, and what is damaged is removed
-            _check_room(made, missing, folder, target)
+            _check_room(recipe, missing, folder, target)
         if executor is not None and missing:
             work.write_elsewhere(executor, threads, missing, target)
             return absolute_path
         for shard in missing:
             work.write_here(shard)
-        _commit(work.make_manifest(), folder, target)
+        work.commit(target)
     return absolute_path
 
 
@@ -237,7 +233,7 @@ def _select_kept_columns(work: Derivation, keep: Collection[str] | None) -> list
 # --- an existing dataset ---------------------------------------------------------
 
 
-def _check_same(target: Path, path: Any, made: Recipe) -> None:
+def _check_same(target: Path, path: Any, recipe: Recipe) -> None:
     """Raise InputError, saying what differs, unless the path holds the dataset of this recipe."""
     try:
         manifest = read_manifest(target)
@@ -245,16 +241,16 @@ def _check_same(target: Path, path: Any, made: Recipe) -> None:
         raise InputError(
             f"'{path}' exists, and is not a complete dataset ({error}): {_CHOOSE}"
         ) from None
-    if manifest.source["fingerprint"] == made.fingerprint:
+    if manifest.source["fingerprint"] == recipe.fingerprint:
         return
     recorded = manifest.arguments.get(_KIND)
     if manifest.source["kind"] != _KIND or not isinstance(recorded, Mapping):
         raise InputError(f"'{path}' exists, and was not derived from a dataset: {_CHOOSE}")
     flat = {**manifest.arguments, **recorded}
-    for name, value in {**made.arguments[_KIND], **made.arguments}.items():
+    for name, value in {**recipe.arguments[_KIND], **recipe.arguments}.items():
         if name != _KIND and flat.get(name) != value:
-            text = made.says.get(name, f"was derived with {name}={flat.get(name)!r}, not {value!r}")
-            raise InputError(f"'{path}' {text}: {_CHOOSE}")
+            text = f"was derived with {name}={flat.get(name)!r}, not {value!r}"
+            raise InputError(f"'{path}' {recipe.says.get(name, text)}: {_CHOOSE}")
     raise InputError(f"'{path}' was derived by a different version of Cerebro: {_CHOOSE}")
 
 
@@ -272,30 +268,30 @@ _SAYS = {
 class _Work:
     """The unfinished dataset in a folder, and the shards of it that are finished."""
 
-    def __init__(self, made: Recipe, folder: Path, meter: ByteProgress) -> None:
-        self._made = made
+    def __init__(self, recipe: Recipe, folder: Path, meter: ByteProgress) -> None:
+        self._recipe = recipe
         self._folder = folder
         self._meter = meter
         self._entries: dict[int, ShardEntry] = {}
 
     def reuse(self, shard: int) -> bool:
         """Return whether an earlier call has made a shard; remove one that is not intact."""
-        made, place, note = self._made, *self._paths(shard)
-        rows = made.view.shard_rows[shard]
-        entry = read_finished_shard(place, note, rows, made.columns, made.fingerprint)
+        recipe, place, note = self._recipe, *self._paths(shard)
+        rows = recipe.view.shard_rows[shard]
+        entry = read_finished_shard(place, note, rows, recipe.columns, recipe.fingerprint)
         if entry is None:
             note.unlink(missing_ok=True)
             shutil.rmtree(place, ignore_errors=True)
             return False
         self._entries[shard] = entry
-        self._meter.advance(made.bytes_of(shard))
+        self._meter.advance(recipe.bytes_of(shard))
         return True
 
     def write_here(self, shard: int) -> None:
         place, _ = self._paths(shard)
-        self._made.view.shards.verify(shard)  # features of damaged rows would look valid
+        self._recipe.view.shards.verify(shard)  # features of damaged rows would look valid
         place.mkdir()
-        files = self._made.shard_work.write(shard, place, self._meter.advance)
+        files = self._recipe.shard_work.write(shard, place, self._meter.advance)
         durable.sync_folder(place)
         self._finish(shard, files)
 
@@ -303,11 +299,11 @@ class _Work:
         self, executor: MakesShards, threads: int, missing: Sequence[int], target: Path
     ) -> None:
         """Have an executor's workers make the missing shards, and commit the dataset."""
-        made, device = self._made, name_in_worker(executor.devices)
-        nbytes = list(map(made.bytes_of, made.shards))
-        gpu = _find_gpu_kind(made.work.device) if is_gpu(device) else ""
-        work = made.shard_work
-        order = Order(made.work.data, work, self._folder, nbytes, threads, device, gpu)
+        recipe, device = self._recipe, name_in_worker(executor.devices)
+        nbytes = list(map(recipe.bytes_of, recipe.shards))
+        gpu = _find_gpu_kind(recipe.work.device) if is_gpu(device) else ""
+        data, work = recipe.work.data, recipe.shard_work
+        order = Order(data, work, self._folder, nbytes, threads, device, gpu)
         compared: set[int] = set()
         try:
             with executor.shard_makers(order) as makers:
@@ -316,24 +312,22 @@ class _Work:
                     compared.add(arrived.worker)
                     self._meter.advance(nbytes[arrived.shard])
                 self.remove_arriving()  # before the folder gets its name
-                manifest = self.make_manifest()
-                _commit(manifest, self._folder, target)
-                makers.keep(manifest.to_bytes())
+                makers.keep(self.commit(target).to_bytes())
         finally:
             self.remove_arriving()
 
     def _accept(self, arrived: Arrived, *, compare: bool) -> None:
         """Check a shard that a worker has made, compare its first rows, and give it its name."""
-        shard, made = arrived.shard, self._made
-        rows = made.view.shard_rows[shard]
-        entry = check_intact_shard(arrived.folder, arrived.files, rows, made.columns)
+        shard, recipe = arrived.shard, self._recipe
+        rows = recipe.view.shard_rows[shard]
+        entry = check_intact_shard(arrived.folder, arrived.files, rows, recipe.columns)
         if entry is None:
             raise CorruptDataError(
                 f"derive: shard {shard} from node {arrived.node} is damaged: call again, and the "
                 "shards that are finished are used"
             )
         if compare:
-            _compare_first(made, arrived, entry)
+            _compare_first(recipe, arrived, entry)
         place, _ = self._paths(shard)
         place.mkdir()
         durable.publish((arrived.folder / name, place / name) for name in entry.files)
@@ -345,22 +339,36 @@ class _Work:
         for unfinished in self._folder.glob(f"{ARRIVING}*"):
             shutil.rmtree(unfinished, ignore_errors=True)
 
-    def make_manifest(self) -> Manifest:
-        return Manifest(
-            columns=self._made.columns,
-            shards=tuple(self._entries[shard] for shard in self._made.shards),
-            arguments=self._made.arguments,
-            source={"kind": _KIND, "fingerprint": self._made.fingerprint},
+    def commit(self, target: Path) -> Manifest:
+        """Write the manifest, and give the folder its name; remove the notes."""
+        manifest = Manifest(
+            columns=self._recipe.columns,
+            shards=tuple(self._entries[shard] for shard in self._recipe.shards),
+            arguments=self._recipe.arguments,
+            source={"kind": _KIND, "fingerprint": self._recipe.fingerprint},
         )
+        manifest.write(self._folder)
+        durable.sync_folder(self._folder)
+        try:
+            self._folder.rename(target)  # replaces an empty folder, and nothing else
+        except OSError as error:
+            raise InputError(
+                f"cannot rename {self._folder} to {target}: {error.strerror}: {_CHOOSE}"
+            ) from None
+        for shard in self._recipe.shards:
+            (target / f"{shard_folder(shard)}.json").unlink(missing_ok=True)
+        (target / LOCK).unlink(missing_ok=True)
+        durable.sync_folder(target.parent)
+        return manifest
 
     def _finish(self, shard: int, files: Mapping[str, FileEntry]) -> None:
         """Note that a shard's files are complete."""
         content = {
-            "fingerprint": self._made.fingerprint,
+            "fingerprint": self._recipe.fingerprint,
             "files": {name: [entry.bytes, entry.xxh3_64] for name, entry in files.items()},
         }
         durable.replace_file(self._paths(shard)[1], json.dumps(content).encode())
-        self._entries[shard] = ShardEntry(self._made.view.shard_rows[shard], files)
+        self._entries[shard] = ShardEntry(self._recipe.view.shard_rows[shard], files)
 
     def _paths(self, shard: int) -> tuple[Path, Path]:
         """Return a shard's folder, and the note that its files are complete."""
@@ -368,14 +376,14 @@ class _Work:
         return self._folder / name, self._folder / f"{name}.json"
 
 
-def _compare_first(made: Recipe, arrived: Arrived, entry: ShardEntry) -> None:
+def _compare_first(recipe: Recipe, arrived: Arrived, entry: ShardEntry) -> None:
     """Compare a worker's first rows with those that this process computes now."""
     shard = arrived.shard
-    stored = open_columns(arrived.folder, entry.rows, made.columns, entry.files)
-    for name, (array, _) in next(made.work.results(shard, None)).items():
+    stored = open_columns(arrived.folder, entry.rows, recipe.columns, entry.files)
+    for name, (array, _) in next(recipe.work.results(shard, None)).items():
         theirs = np.ascontiguousarray(stored.column(name)[: len(array)])
         if theirs.tobytes() != array.tobytes():
-            made.view.shards.verify(shard)  # only one of the two may have read damaged rows
+            recipe.view.shards.verify(shard)  # only one of the two may have read damaged rows
             raise InputError(
                 f"derive: node {arrived.node} computes other values of column {name!r} than this "
                 f"process for the first rows of shard {shard}: the function depends on more than "
@@ -391,22 +399,7 @@ def _find_gpu_kind(device: str) -> str:
     return next(iter([*labels, *(entry.label for entry in devices)]), "")
 
 
-# --- the end ------------------------------------------------------------------------
-
-
-def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
-    manifest.write(folder)
-    durable.sync_folder(folder)
-    try:
-        folder.rename(target)  # replaces an empty folder, and nothing else
-    except OSError as error:
-        raise InputError(
-            f"cannot rename {folder} to {target}: {error.strerror}: {_CHOOSE}"
-        ) from None
-    for shard in range(len(manifest.shards)):  # remove the notes, which are no longer needed
-        (target / f"{shard_folder(shard)}.json").unlink(missing_ok=True)
-    (target / LOCK).unlink(missing_ok=True)
-    durable.sync_folder(target.parent)
+# --- sizes and keys -----------------------------------------------------------------
 
 
 def check_budget(nbytes: int, budget: int | None) -> None:
@@ -418,11 +411,11 @@ def check_budget(nbytes: int, budget: int | None) -> None:
         )
 
 
-def _check_room(made: Recipe, missing: Sequence[int], folder: Path, target: Path) -> None:
-    nbytes, free = sum(map(made.bytes_of, missing)), shutil.disk_usage(folder).free
+def _check_room(recipe: Recipe, missing: Sequence[int], folder: Path, target: Path) -> None:
+    nbytes, free = sum(map(recipe.bytes_of, missing)), shutil.disk_usage(folder).free
     if nbytes <= free:
         return
-    some = len(missing) < len(made.shards)
+    some = len(missing) < len(recipe.shards)
     if not some:
         shutil.rmtree(folder, ignore_errors=True)  # it has nothing for the next call
     raise InputError(

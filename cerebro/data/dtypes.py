@@ -1,12 +1,21 @@
-"""Element types: their names, their storage, and conversion of values.
+"""Element types: their names, their storage, and conversion of values; numbers written as text.
 
 A *logical* type is the name that manifests and users see; the *storage* type is the NumPy type of
 the bytes. They differ only for bfloat16, which NumPy lacks: it is stored as uint16.
+
+Text becomes categories, so one cell such as "?", "1,000" or "5%" would turn a column of numbers
+into codes in alphabetical order. `find_bad_cell` finds it. A column holds numbers if most of its
+cells, or of its different cells, are numbers or are written as numbers for readers, and few are
+not. Many such cells are text, as in a column of tickets. Categories that the source's type declares
+are never numbers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,10 +44,7 @@ STORAGE: dict[str, np.dtype[Any]] = {
 
 
 def freeze_array(array: Array) -> Array:
-    """Return a copy in the memory of a ``bytes`` object, which cannot be made writable again.
-
-    The core checks row numbers once, and copies arrays that could still change.
-    """
+    """Return a copy that cannot be made writable again; the core would copy other arrays."""
     return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
 
 
@@ -47,27 +53,22 @@ def dtype_name(dtype: object) -> str:
     name = str(dtype) if isinstance(dtype, str) else str(getattr(dtype, "name", dtype))
     name = name.removeprefix("torch.")
     if name not in STORAGE:
-        try:
+        with contextlib.suppress(TypeError):
             name = np.dtype(dtype).name  # type: ignore[call-overload]
-        except TypeError:
-            name = str(dtype)
     if name not in STORAGE:
         raise InputError(f"unknown dtype {dtype!r}: use one of {', '.join(STORAGE)}")
     return name
 
 
-TEXT = "str"
-"""In ``dtypes=``: the column is read as text, also if all its cells are numbers."""
+TEXT = "str"  # in ``dtypes=``: the column is read as text, also if all its cells are numbers
 
 
-def is_text(dtype: object) -> bool:
-    return dtype is str or (isinstance(dtype, str) and dtype in (TEXT, "string"))
-
-
-def binary_layout(dtype: object) -> tuple[str, tuple[int, ...]] | None:
-    """Return the name and shape of a pair such as ``("float32", (40,))``; None for a name."""
+def parse_dtype(dtype: object) -> tuple[str, tuple[int, ...] | None]:
+    """Return the name of a type in ``dtypes=``, or `TEXT`, and the shape of each row, if given."""
+    if dtype is str or (isinstance(dtype, str) and dtype in (TEXT, "string")):
+        return TEXT, None
     if not isinstance(dtype, (tuple, list)):
-        return None
+        return dtype_name(dtype), None
     shape = dtype[1] if len(dtype) == 2 else None
     sizes: list[Any] = list(shape) if isinstance(shape, (tuple, list)) else [shape]
     if not sizes or not all(type(size) is int and size > 0 for size in sizes):
@@ -170,3 +171,90 @@ def float32_to_bfloat16(values: Array) -> Array:
     nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     wide: Array = np.where(nan, quiet, rounded) >> np.uint32(16)
     return wide.astype(np.uint16)
+
+
+# --- numbers among text ---------------------------------------------------------------
+
+_FOR_READERS = re.compile(
+    r"[+-]?[$€£¥]?\s?[+-]?(\d{1,3}([,'.]\d{3})+|\d+)([.,]\d+)?\s?[%$€£¥]?", re.ASCII
+)
+"""Numbers with separators of thousands, a comma for the point, a sign of percent or currency."""
+
+_PIECE = 1 << 20  # codes may be memory-mapped
+_MOST_SHOWN = 60
+_FEW_NAMES = 5
+_FEW_SHARE = 0.1
+"""This many different cells, or this share of all, may be mistakes in a column of numbers."""
+
+
+def is_number(cell: str) -> bool:
+    """Return whether a cell of text is a number, as in a CSV file."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return "_" not in cell  # 1_000 is a number only in Python
+
+
+def quote_cell(cell: object) -> str:
+    """Return a cell for an error message, shortened if it is long."""
+    text = repr(cell)
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+
+
+def find_bad_cell(names: Sequence[str], codes: Array) -> int | None:
+    """Return the place of the first cell that is not a number in a column of numbers, or None.
+
+    `codes`, of any shape, has the index of each cell in `names`; places count its elements.
+    """
+    plain = np.array([is_number(name) for name in names], bool)
+    if plain.all():
+        return None
+    written = np.array([bool(_FOR_READERS.fullmatch(name.strip())) for name in names], bool) | plain
+    if not written.any():
+        return None
+    codes = codes.reshape(-1)
+    counts = np.zeros(len(names), np.int64)
+    for start in range(0, len(codes), _PIECE):
+        counts += np.bincount(codes[start : start + _PIECE], minlength=len(names))
+    used = counts > 0
+    digits = np.array([any(map(str.isdigit, name)) for name in names], bool)
+    numbers = used & written & digits  # "nan" and "inf" are beside numbers and beside text
+    others = used & ~written
+    of_cells = counts[numbers].sum() > counts[others].sum()
+    of_names = numbers.sum() > others.sum()
+    few = others.sum() <= _FEW_NAMES or counts[others].sum() <= _FEW_SHARE * counts.sum()
+    if not (used & ~plain).any() or not ((of_cells or of_names) and few):
+        return None
+    return _find_first(~plain, codes)
+
+
+def find_first_text(names: Sequence[str], codes: Array) -> int:
+    """Return the place of the first cell that is not a number; 0 if all are numbers."""
+    are_text = np.array([not is_number(name) for name in names], bool)
+    return _find_first(are_text, codes.reshape(-1)) or 0
+
+
+def _find_first(are_text: Array, codes: Array) -> int | None:
+    for start in range(0, len(codes), _PIECE):
+        hits = are_text[codes[start : start + _PIECE]]
+        if hits.any():
+            return start + int(hits.argmax())
+    return None
+
+
+def not_a_number_error(
+    column: str, row: int, cell: object, cure: str = "", *, mixed: bool = False
+) -> InputError:
+    """Return the error for a cell in a column of numbers.
+
+    `cure` is the end of the message: how to keep the cells as text. With `mixed`, the other cells
+    are numbers, not text.
+    """
+    text = f"column {column!r}, row {row} is str, but others are numbers: it is {quote_cell(cell)}"
+    if not mixed:
+        text = f"column {column!r} holds numbers, but {quote_cell(cell)} in row {row}"
+    return InputError(
+        f"{text}: correct the cell, make it a missing value (NaN; in CSV, an empty cell), or "
+        f"leave the column out{cure}"
+    )

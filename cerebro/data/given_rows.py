@@ -19,21 +19,18 @@ import numpy as np
 
 from cerebro.data.columns import ColumnData, cell_at, check_codes, missing_value_error
 from cerebro.data.dataset import Dataset
-from cerebro.data.dtypes import convert
+from cerebro.data.dtypes import convert, find_first_text, quote_cell
 from cerebro.data.manifest import Column
-from cerebro.data.number_cells import find_first_text, quote_cell
 from cerebro.data.sharding import shard
 from cerebro.data.sources import is_torch, open_source
 from cerebro.data.sources.arrays import is_pair
 from cerebro.data.sources.base import Source, Table
-from cerebro.data.sources.huggingface import is_huggingface
+from cerebro.data.sources.row_by_row import is_huggingface
+from cerebro.data.view import describe_shape
 from cerebro.errors import InputError
 
-FOLDERS = ("data", "validation")
-"""The folders of a run into which data passed as rows is written."""
-
-_GIVEN = "given "
-"""Begins the kind of source of a dataset that was made from rows in memory."""
+FOLDERS = ("data", "validation")  # of a run, into which data passed as rows is written
+_GIVEN = "given "  # begins the kind of source of a dataset that was made from rows in memory
 
 
 def was_given(data: Dataset) -> bool:
@@ -82,16 +79,11 @@ def write(
         other = like.columns[name]
         if (column.shape, column.ragged) != (other.shape, other.ragged):
             raise InputError(
-                f"{what}: column {name!r} has rows of shape {_format_shape(column)}, but "
-                f"{_format_shape(other)} in the training data"
+                f"{what}: column {name!r} has rows of shape {describe_shape(column)}, but "
+                f"{describe_shape(other)} in the training data"
             )
     transforms = {name: steps for name, steps in like.transforms.items() if name in data.columns}
     return data.with_transforms(transforms) if transforms else data
-
-
-def _format_shape(column: Column) -> str:
-    sizes = (["*"] if column.ragged else []) + [str(size) for size in column.shape]
-    return f"({', '.join(sizes)})"
 
 
 @contextlib.contextmanager

@@ -14,14 +14,13 @@ from cerebro.data.dtypes import (
     STORAGE,
     TEXT,
     Array,
-    binary_layout,
     convert,
-    dtype_name,
-    is_text,
+    find_first_text,
+    parse_dtype,
+    quote_cell,
     reinterpret,
 )
 from cerebro.data.manifest import MAX_DIMENSIONS, MAX_ROWS, Column, check_columns
-from cerebro.data.number_cells import find_first_text, quote_cell
 from cerebro.data.sources.base import Table, check_lengths, choose_columns
 from cerebro.errors import InputError
 
@@ -94,34 +93,27 @@ def lay_out(
         if len(set(names)) != len(names):
             raise InputError("columns names a column twice: name each once")
         inputs = {name: name for name in names}
-    dtype_of = dict(dtypes or {})
-    for name in dtype_of.keys() - inputs.keys():
+    types = {name: parse_dtype(dtype) for name, dtype in (dtypes or {}).items()}
+    for name in types.keys() - inputs.keys():
         raise InputError(f"dtypes has the unknown column {name!r}: there are {', '.join(inputs)}")
-    texts = {name for name, dtype in dtype_of.items() if is_text(dtype)}
-    layouts = {name: binary_layout(dtype) for name, dtype in dtype_of.items() if name not in texts}
-    types = {
-        name: layout[0] if layout is not None else dtype_name(dtype_of[name])
-        for name, layout in layouts.items()
-    }
+    texts = {name for name, (dtype, _) in types.items() if dtype == TEXT}
     _check_cells(table, inputs, texts, declaration)
     outputs = []
     for name, sources in inputs.items():
-        layout = layouts.get(name)
+        dtype, shape = types.get(name, (None, None))
         if isinstance(sources, str):
             data = table[sources]
-            if layout is not None:
-                data = _reshape_rows(name, data, *layout)
-            outputs.append(_make_output(name, data, types.get(name)))
-        elif name in texts:
+            if dtype is not None and shape is not None:
+                data = _reshape_rows(name, data, dtype, shape)
+            outputs.append(_make_output(name, data, None if dtype == TEXT else dtype))
+        elif dtype == TEXT:
             raise InputError(
                 f"dtypes makes {name!r} text, but it is a stack: name its columns apart"
             )
-        elif layout is not None:
+        elif shape is not None:
             raise InputError(f"dtypes gives {name!r} a shape, but it is a stack: give a type only")
         else:
-            outputs.append(
-                _stack_columns(name, {key: table[key] for key in sources}, types.get(name))
-            )
+            outputs.append(_stack_columns(name, {key: table[key] for key in sources}, dtype))
     check_columns(tuple(output.column for output in outputs))
     return outputs
 
@@ -230,7 +222,7 @@ def _stack_columns(name: str, sources: Table, dtype: str | None) -> OutputColumn
                 "as a separate column"
             )
         pieces.append((fixed, None if fixed.names is None else final_names(fixed)[1]))
-        width += int(np.prod(fixed.row_shape, dtype=np.int64))
+        width += math.prod(fixed.row_shape)
     kinds = [data.dtype for data, _ in pieces]
     common = dtype or promote_dtypes(name, *kinds)
     return OutputColumn(Column(name, common, (width,)), tuple(pieces), stacked=True)

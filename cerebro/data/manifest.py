@@ -94,13 +94,7 @@ class Column:
         return (f"{self.name}.npy",)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "ragged": self.ragged,
-            "classes": None if self.classes is None else list(self.classes),
-        }
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)

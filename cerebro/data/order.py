@@ -1,4 +1,4 @@
-"""The order of the rows in an epoch, and the parts of it that units train on.
+"""The rows of an epoch: their order, the parts that units train on, and weights to draw them by.
 
 ``"rows"`` is one permutation of all rows for each (seed, epoch), as a PyTorch ``DataLoader`` with
 ``shuffle=True`` draws it; a part is a slice of the epoch's batches. ``"shards"`` is for data larger
@@ -7,33 +7,38 @@ drawn anew for each epoch. docs/design/loader.md says why.
 
 Shards are grouped only within their *pool*, a fixed set of at least 32 shards. A machine that
 does not have all shards has whole pools, so the order depends on the data and never on machines.
+
+A view with sampling draws as many rows as it has, with replacement, in proportion to a column of
+weights or with equal shares for all classes: from all of its rows or, with ``"shards"``, from each
+shard as many as it has there. The loader in C draws them from running sums of the weights, which
+are computed here. The sums are whole numbers, so that draws are the same on every machine
+(docs/design/loader.md, "Weights").
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 import cerebro._core as _core
+from cerebro.data.dtypes import Array, freeze_array
+from cerebro.data.manifest import Column
 from cerebro.errors import InputError
 
 Shuffle = Literal["rows", "shards"]
 
-Mix = tuple[int, ...]
-"""Shards whose rows are shuffled together, in ascending order."""
+Mix = tuple[int, ...]  # shards whose rows are shuffled together, in ascending order
 
-MOST_BYTES = 4_000_000_000
-"""The size of the largest data whose default is ``"rows"``."""
-
-GROUP = 4
-"""The most shards of a part. Mixing four random ones showed no loss of accuracy against "rows"."""
-
-POOL = 32
-"""The fewest shards of a pool, if the dataset has as many."""
+MOST_BYTES = 4_000_000_000  # the size of the largest data whose default is "rows"
+GROUP = 4  # the most shards of a part; four random ones showed no loss of accuracy against "rows"
+POOL = 32  # the fewest shards of a pool, if the dataset has as many
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,7 @@ class Part:
     mix: Mix
     start: int
     count: int
-    updates: tuple[int, ...]
-    """The number of batches of each update."""
+    updates: tuple[int, ...]  # the number of batches of each update
 
 
 @dataclass(frozen=True)
@@ -70,23 +74,18 @@ class EpochOrder:
     seed: int  # keys the order, together with the epoch
     stagger: bool = True  # as for `cerebro.search`: False starts all trials at the same part
 
-    @property
-    def num_shards(self) -> int:
-        return len(self.shard_rows)
-
     @cached_property
     def pools(self) -> list[list[int]]:
         """The shards of each pool."""
-        if self.shuffle == "rows":
-            return [list(range(self.num_shards))]
-        return _split_evenly(range(self.num_shards), max(1, self.num_shards // POOL))
+        shards = range(len(self.shard_rows))
+        return _split_evenly(shards, 1 if self.shuffle == "rows" else max(1, len(shards) // POOL))
 
     @cached_property
     def _places(self) -> list[tuple[int, int]]:
         """The pool of each part, and the number of its group there; parts take pools in turn."""
-        groups = [_count_groups(pool) for pool in self.pools]
+        groups = [-(-len(pool) // GROUP) for pool in self.pools]
         if self.shuffle == "rows":
-            groups = [self.num_shards]
+            groups = [len(self.shard_rows)]
         turns = range(max(groups))
         return [(pool, turn) for turn in turns for pool, n in enumerate(groups) if turn < n]
 
@@ -117,14 +116,10 @@ class EpochOrder:
         return _core.visit_order(trial, epoch, self.num_parts, stagger=self.stagger)
 
     def mixes(self, epoch: int) -> list[Mix]:
-        if self.shuffle == "rows":
-            return [tuple(range(self.num_shards))] * self.num_parts
         groups = [self._groups(pool, epoch) for pool in range(len(self.pools))]
         return [groups[pool][group] for pool, group in self._places]
 
     def mix(self, part: int, epoch: int) -> Mix:
-        if self.shuffle == "rows":
-            return tuple(range(self.num_shards))
         pool, group = self._places[part]
         return self._groups(pool, epoch)[group]
 
@@ -155,7 +150,7 @@ class EpochOrder:
 
     def steps(self, epoch: int, cut: Cut) -> int:
         """Return the number of batches of an epoch."""
-        mixes = self.mixes(epoch)[: 1 if self.shuffle == "rows" else None]
+        mixes = self.pass_of(0, epoch)
         return sum(cut.count(sum(self.shard_rows[shard] for shard in mix)) for mix in mixes)
 
     def steps_of(self, epochs: int, cut: Cut) -> list[int]:
@@ -177,8 +172,10 @@ class EpochOrder:
 
     def _groups(self, pool: int, epoch: int) -> list[Mix]:
         shards = self.pools[pool]
+        if self.shuffle == "rows":
+            return [tuple(shards)] * self.num_parts
         permutation = _core.permutation(len(shards), self.seed, "groups", epoch, pool)
-        groups = _split_evenly([shards[i] for i in permutation], _count_groups(shards))
+        groups = _split_evenly([shards[i] for i in permutation], -(-len(shards) // GROUP))
         return [tuple(sorted(group)) for group in groups]
 
 
@@ -200,10 +197,7 @@ def mix_in_order(data: Any) -> list[Mix]:
 
 
 def resolve_shuffle(shuffle: Any, data: Any, *, stagger: bool = True) -> Shuffle:
-    """Check the argument `shuffle` of a search; replace None by the default for the data.
-
-    The default depends only on the size of the data, so it is the same everywhere.
-    """
+    """Check the argument `shuffle` of a search; replace None by the default for the data's size."""
     if shuffle not in ("rows", "shards", None):
         raise InputError(f'shuffle must be "rows", "shards" or None, not {shuffle!r}')
     if shuffle == "rows" and not stagger:
@@ -221,11 +215,118 @@ def resolve_shuffle(shuffle: Any, data: Any, *, stagger: bool = True) -> Shuffle
     return "rows" if shuffle == "rows" else "shards"
 
 
-def _count_groups(pool: Sequence[int]) -> int:
-    return -(-len(pool) // GROUP)
-
-
 def _split_evenly(items: Sequence[int], runs: int) -> list[list[int]]:
     """Return the items in runs that differ by at most one item."""
     bounds = [run * len(items) // runs for run in range(runs + 1)]
     return [list(items[a:b]) for a, b in pairwise(bounds)]
+
+
+# --- weights ------------------------------------------------------------------------------------
+
+_UNITS = 2.0**53  # the sum of all weights after scaling; each is rounded down to a whole number
+_KINDS = {"weights": ("float", "int", "uint", "bool"), "balance": ("int", "uint", "bool")}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How rows are drawn: by the weights or the classes in a column."""
+
+    kind: Literal["weights", "balance"]  # whether the column has weights or classes
+    column: str
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, str] | None) -> Sampling | None:
+        """Invert `to_json`; raise InputError if the value is damaged."""
+        if value is None:
+            return None
+        try:
+            ((kind, column),) = value.items()
+        except (AttributeError, TypeError, ValueError):
+            kind = column = ""
+        if kind not in _KINDS or not isinstance(column, str):
+            raise InputError("the dataset's spec is damaged: it does not say how rows are drawn")
+        return cls(kind, column)  # type: ignore[arg-type]
+
+    def to_json(self) -> dict[str, str]:
+        """Return a JSON value, such as ``{"weights": "w"}``."""
+        return {self.kind: self.column}
+
+    def __str__(self) -> str:
+        by = "by" if self.kind == "weights" else "with equal classes of"
+        return f"rows drawn {by} {self.column!r}"
+
+    def check(self, column: Column) -> None:
+        """Raise InputError if the column does not have one weight or class for each row."""
+        role = "weights" if self.kind == "weights" else "classes"
+        scalar = not column.ragged and not column.shape
+        scalar = scalar and column.dtype.startswith(_KINDS[self.kind])
+        if not scalar or (self.kind == "weights" and column.classes is not None):
+            kind = "number" if self.kind == "weights" else "integer, boolean or category"
+            raise InputError(
+                f"column {column.name!r} cannot give the {role}: it must have one {kind} for each "
+                "row"
+            )
+
+    def check_values(self, values: Sequence[Array]) -> None:
+        """Raise InputError if a weight is negative, infinite or NaN, or all weights are 0."""
+        if self.kind == "balance":
+            return
+        for shard, of_shard in enumerate(values):
+            require_weights(of_shard.astype(np.float64), self.column, shard)
+        if not any(of_shard.any() for of_shard in values):
+            raise self._no_weight_error()
+
+    def _no_weight_error(self) -> InputError:
+        return InputError(f"column {self.column!r}: all weights are 0, so no row can be drawn")
+
+    def sum_weights(self, values: Array, shard: int | None) -> NDArray[np.uint64] | None:
+        """Return the running sums of the weights of rows with these values; None without rows.
+
+        The sums are uint64 of shape ``(rows,)``, read-only; row i is drawn with probability
+        ``(sums[i] - sums[i - 1]) / sums[-1]``. `shard` is for errors; None: the rows of all shards.
+        """
+        if len(values) == 0:
+            return None
+        weights = values.astype(np.float64)
+        if self.kind == "weights":
+            require_weights(weights, self.column, shard)
+        else:
+            _, classes, counts = np.unique(values, return_inverse=True, return_counts=True)
+            weights = (1.0 / counts)[classes.reshape(-1)]
+        most = weights.max()
+        if most == 0:
+            if shard is None:
+                raise self._no_weight_error()
+            raise InputError(
+                f"column {self.column!r}: all weights in shard {shard} are 0, so no row can be "
+                'drawn there: use shuffle="rows", or leave out such rows with select()'
+            )
+        total = np.cumsum(weights / most)  # in a fixed order, so always the same bits
+        return freeze_array(np.floor(total / total[-1] * _UNITS).astype(np.uint64))
+
+
+def require_weights(values: Array, column: str, shard: int | None) -> None:
+    """Raise InputError, naming the shard if given, unless all values are finite and at least 0."""
+    right = np.isfinite(values) & (values >= 0)
+    if not right.all():
+        row = int(np.flatnonzero(~right.reshape(-1))[0])
+        where = f"row {row}" if shard is None else f"shard {shard}, row {row}"
+        raise InputError(
+            f"column {column!r}, {where}: {values.reshape(-1)[row]} is not a weight: weights must "
+            "be finite and at least 0"
+        )
+
+
+def make_sampling(weights: Any, balance: Any) -> Sampling | None:
+    """Check the arguments of `Dataset.with_sampling`; return None if there is no sampling."""
+    if weights is not None and balance is not None:
+        raise InputError("with_sampling takes weights or balance, not both: choose one")
+    for name, value in (("weights", weights), ("balance", balance)):
+        if value is not None and not isinstance(value, str):
+            raise InputError(
+                f"{name} must be the name of a column, not {value!r}: write the values as a column "
+                "of the dataset"
+            )
+    if weights is not None:
+        return Sampling("weights", weights)
+    return None if balance is None else Sampling("balance", balance)

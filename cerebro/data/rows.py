@@ -11,6 +11,7 @@ import base64
 import math
 import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,7 @@ from cerebro.data.dtypes import Array, freeze_array
 from cerebro.errors import InputError
 
 Rows = NDArray[np.uint32]
-
-Part = range | Rows
-"""Rows of a shard: a range, or row numbers. Both have a length, and slices that are parts."""
-
+Part = range | Rows  # of a shard; both have a length, and slices that are parts
 Selection = slice | Sequence[int] | Array
 
 _NO_ROWS = "select chooses no rows: choose at least one"
@@ -178,28 +176,25 @@ def split_by_class(
     labels: Sequence[Array], bounds: Sequence[float], seed: int
 ) -> list[list[Array]]:
     """Return ascending row positions by part and shard; parts have equal proportions of classes."""
-    parts = len(bounds)
     shards = len(labels)
     rounder = Rounder(bounds)
-    positions: list[list[list[Array]]] = [[[] for _ in labels] for _ in range(parts)]
+    positions: list[list[list[Array]]] = [[[] for _ in labels] for _ in bounds]
     for index, members in enumerate(_list_members(labels)):
         # Each class begins at a different shard; otherwise rounding would favor the same shards.
         for turn in range(shards):
             shard = (index + turn) % shards
             rows = members[shard]
             rows = rows[_core.permutation(len(rows), seed, "split", index, shard)]
-            cuts = rounder.cut(len(rows))
-            for part in range(parts):
-                positions[part][shard].append(rows[cuts[part] : cuts[part + 1]])
+            for part, (start, stop) in enumerate(pairwise(rounder.cut(len(rows)))):
+                positions[part][shard].append(rows[start:stop])
     return [[np.sort(np.concatenate(rows)) for rows in part] for part in positions]
 
 
 def deal_folds(labels: Sequence[Array], folds: int, seed: int) -> Array:
     """Return the fold of each row, across shards; folds have equal shares of classes and shards.
 
-    The rows of a class in a shard are permuted, keyed by `seed`, and assigned to the folds in turn.
-    The sizes of the folds therefore differ by at most one row; so do their numbers of rows of each
-    class.
+    The rows of a class in a shard are permuted, keyed by `seed`, and assigned to the folds in turn:
+    the sizes of the folds, and their numbers of rows of each class, differ by at most one row.
     """
     starts = np.cumsum([0, *(len(of_shard) for of_shard in labels)])
     fold_of = np.empty(int(starts[-1]), np.int64)
@@ -239,30 +234,22 @@ def split_by_group(
 
 
 def assign_groups(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> Array:
-    """Return the part of each row, across shards; see `split_by_group`."""
-    names, codes, counts = np.unique(
-        np.concatenate(labels), return_inverse=True, return_counts=True
-    )
-    if len(names) < len(bounds):
+    """Return the part of each row; the number of parts stands for a row that is left over."""
+    rows = np.concatenate(labels)
+    _, codes, counts = np.unique(rows, return_inverse=True, return_counts=True)
+    groups, parts = len(counts), len(bounds)
+    if groups < parts:
         raise InputError(
-            f"split: {len(names)} groups cannot be split into {len(bounds)} parts: use fewer parts"
+            f"split: {groups} groups cannot be split into {parts} parts: use fewer parts"
         )
-    return _assign_parts(counts, bounds, seed)[codes]
-
-
-def _assign_parts(counts: Array, bounds: Sequence[float], seed: int) -> Array:
-    """Return the part of each group; the number of parts itself stands for a group left over."""
-    rows = int(counts.sum())
-    targets = np.diff([0.0, *bounds, 1.0]) * rows
-    parts = len(bounds)
-    lacking = targets.copy()
-    part_of = np.zeros(len(counts), np.int64)
+    lacking = np.diff([0.0, *bounds, 1.0]) * len(rows)
+    part_of = np.zeros(groups, np.int64)
     empty = set(range(parts))
-    for turn, group in enumerate(_core.permutation(len(counts), seed, "split")):
+    for turn, group in enumerate(_core.permutation(groups, seed, "split")):
         part = int(np.argmax(lacking))
-        if len(counts) - turn <= len(empty) and part not in empty:
+        if groups - turn <= len(empty) and part not in empty:
             part = min(empty)
         part_of[group] = part
         lacking[part] -= counts[group]
         empty.discard(part)
-    return part_of
+    return part_of[codes]

@@ -5,7 +5,7 @@ target is complete or absent. If the path is a link, the target is the folder th
 temporary folder holds a file that is locked while its process lives; the next `shard` to the same
 path removes a folder whose lock is free, left by a dead process (`cerebro.data.unfinished`).
 
-A dataset in object storage is made in a folder first, then uploaded (`cerebro.data.bucket`).
+A dataset in object storage is made in a folder first, then uploaded (`cerebro.data.cache`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,19 +23,23 @@ import numpy as np
 
 import cerebro._core as _core
 from cerebro.arguments import SHARD, check_whole_number, explain_keywords, find_stacklevel
-from cerebro.data.bucket import Upload
-from cerebro.data.columns import ColumnData, check_complete
+from cerebro.data.cache import Upload
+from cerebro.data.columns import check_complete
 from cerebro.data.dataset import Dataset
-from cerebro.data.dtypes import TEXT, binary_layout, dtype_name, is_text
+from cerebro.data.dtypes import TEXT, parse_dtype
 from cerebro.data.layout import Columns, OutputColumn, check_rows, lay_out, source_columns
 from cerebro.data.manifest import Manifest, checksum_of, read_manifest
-from cerebro.data.progress import ByteProgress
 from cerebro.data.sources import open_source
 from cerebro.data.sources.base import Source, Table
-from cerebro.data.spool import spool
 from cerebro.data.stats import iterate_pieces
-from cerebro.data.unfinished import LOCK, is_empty_folder, real_target, temporary_folder
-from cerebro.data.writer import default_shards, write_shards
+from cerebro.data.unfinished import (
+    LOCK,
+    ByteProgress,
+    is_empty_folder,
+    real_target,
+    temporary_folder,
+)
+from cerebro.data.writer import default_shards, spool, write_shards
 from cerebro.errors import CerebroError, InputError
 from cerebro.machine import durable
 from cerebro.machine.files import path_of
@@ -129,7 +133,7 @@ def shard(
         else:
             where = path_of("path", path).absolute()  # the source may change the working directory
             place = _Folder(where)
-        _make_dataset(source, place, path, arguments, columns, dtypes, exist_ok, progress)
+        _make_dataset(source, place, path, arguments, exist_ok, progress)
         return Dataset(where)
 
 
@@ -138,8 +142,6 @@ def _make_dataset(
     place: _Folder | Upload,
     path: Any,
     arguments: dict[str, Any],
-    columns: Columns | None,
-    dtypes: Mapping[str, Any] | None,
     exist_ok: bool,
     progress: str | bool,
 ) -> None:
@@ -148,9 +150,17 @@ def _make_dataset(
     if exists and not exist_ok:
         _refuse_existing(place, path, arguments)
     opened = open_source(source)
-    opened.binary = _source_names(columns, dtypes, lambda dtype: binary_layout(dtype) is not None)
-    opened.text = _source_names(columns, dtypes, is_text)
-    whole = _read_whole_table(opened, columns)
+    columns, dtypes = arguments["columns"], arguments["dtypes"] or {}
+    shaped = (name for name, dtype in dtypes.items() if isinstance(dtype, list))
+    opened.binary = _find_source_names(columns, shaped)
+    texts = (name for name, dtype in dtypes.items() if dtype == TEXT)
+    opened.text = _find_source_names(columns, texts)
+    whole: Table | None = None
+    if opened.whole:
+        (whole,) = opened.chunks(source_columns(columns))
+        check_rows(whole)
+        for name, data in whole.items():
+            check_complete(name, data)
     fingerprint = opened.fingerprint() if whole is None else _content_fingerprint(whole)
     if exists:
         _check_same(place.manifest(), arguments, fingerprint, path)
@@ -158,8 +168,8 @@ def _make_dataset(
     with temporary_folder(place.target) as folder, ByteProgress(progress) as meter:
         if whole is None:
             whole = _spool_source(opened, columns, folder, meter)
-            if (remark := opened.remark()) is not None:
-                warnings.warn(remark, stacklevel=find_stacklevel())
+            if opened.remark is not None:
+                warnings.warn(opened.remark, stacklevel=find_stacklevel())
         outputs = lay_out(whole, columns, dtypes, opened.declaration)
         entries = _write(outputs, arguments, folder, meter)
         manifest = Manifest(
@@ -175,15 +185,15 @@ def _make_dataset(
 class _Folder:
     """The place of a dataset on this machine; `Upload` is one in object storage."""
 
-    def __init__(self, given: Path) -> None:
-        self._given = given  # may be a link, and stays the dataset's path
-        self.target = real_target(given)
+    def __init__(self, path: Path) -> None:
+        self._path = path  # may be a link, and stays the dataset's path
+        self.target = real_target(path)
 
     def is_there(self) -> bool:
         return _is_there(self.target)
 
     def manifest(self) -> Manifest:
-        return read_manifest(self._given)
+        return read_manifest(self._path)
 
     def finish(self) -> None:
         """Do nothing: renaming the folder has finished the dataset."""
@@ -210,31 +220,26 @@ def _check_arguments(
         }
     elif columns is not None:
         column_names = list(columns)
+    types = {name: parse_dtype(dtype) for name, dtype in (dtypes or {}).items()}
+    stored = {
+        name: dtype if shape is None else [dtype, [*shape]]
+        for name, (dtype, shape) in types.items()
+    }
     return {
         "shards": shards,
         "columns": column_names,
-        "dtypes": {name: _dtype_to_json(dtype) for name, dtype in (dtypes or {}).items()} or None,
+        "dtypes": stored or None,
         "shuffle": bool(shuffle),
         "seed": seed,
     }
 
 
-def _source_names(
-    columns: Columns | None, dtypes: Mapping[str, Any] | None, has: Callable[[Any], bool]
-) -> frozenset[str]:
-    """Return the names, in the source, of the columns that have a certain kind of dtype."""
-    new = {name for name, dtype in (dtypes or {}).items() if has(dtype)}
+def _find_source_names(columns: Columns | None, names: Iterable[str]) -> frozenset[str]:
+    """Return the names in the source of columns that are not stacks."""
     if not isinstance(columns, Mapping):
-        return frozenset(new)
-    sources = (columns[name] for name in new & columns.keys())
+        return frozenset(names)
+    sources = (columns.get(name) for name in names)
     return frozenset(name for name in sources if isinstance(name, str))
-
-
-def _dtype_to_json(dtype: Any) -> Any:
-    if is_text(dtype):
-        return TEXT
-    layout = binary_layout(dtype)
-    return dtype_name(dtype) if layout is None else [layout[0], list(layout[1])]
 
 
 def _is_there(target: Path) -> bool:
@@ -274,28 +279,18 @@ def _check_same(
         raise InputError(f"'{path}' {different}: {_REMOVE}")
 
 
-def _read_whole_table(source: Source, columns: Columns | None) -> Table | None:
-    if not source.whole:
-        return None
-    (table,) = source.chunks(source_columns(columns))
-    check_rows(table)
-    return {name: check_complete(name, data) for name, data in table.items()}
-
-
 def _content_fingerprint(table: Table) -> str:
-    content = {name: _column_fingerprint(data) for name, data in table.items()}
+    content: dict[str, list[Any]] = {}
+    for name, data in table.items():
+        hashes = [
+            _core.xxh3_128(np.ascontiguousarray(piece).reshape(-1).view(np.uint8))
+            for array in (data.values, data.offsets)
+            if array is not None
+            for piece in iterate_pieces(array)
+        ]
+        ragged = data.offsets is not None
+        content[name] = [data.dtype, data.values.shape, ragged, data.names, hashes]
     return f"content:{checksum_of(content)}"
-
-
-def _column_fingerprint(data: ColumnData) -> list[Any]:
-    hashes = [
-        _core.xxh3_128(np.ascontiguousarray(piece).reshape(-1).view(np.uint8))
-        for array in (data.values, data.offsets)
-        if array is not None
-        for piece in iterate_pieces(array)
-    ]
-    names = None if data.names is None else list(data.names)
-    return [data.dtype, list(data.values.shape), data.offsets is not None, names, hashes]
 
 
 def _spool_source(

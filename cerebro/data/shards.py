@@ -35,9 +35,7 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.files import LinkError, open_plain
 
 MAX_COPIES = 1000
-
-_MOST_NUMBERED = 20_000_000
-"""The most rows of a shuffled dataset whose numbers in the source are computed."""
+_MOST_NUMBERED = 20_000_000  # rows of a shuffled dataset whose numbers in the source are computed
 
 
 class RaggedRows(Sequence[NDArray[Any]]):
@@ -75,11 +73,8 @@ class Shards:
     and reads no data. Subclasses copy them from object storage, or have only some of them.
     """
 
-    url: str | None = None
-    """The URL of a dataset in object storage."""
-
-    generation = 0
-    """A number that changes if a shard is opened again, at another address."""
+    url: str | None = None  # of a dataset in object storage
+    generation = 0  # changes if a shard is opened again, at another address
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -253,11 +248,8 @@ def open_columns(
 
 
 def verify_shard(folder: Path, manifest: Manifest, index: int) -> None:
-    """Compare a shard's files with their hashes; raise CorruptDataError if one differs.
-
-    The files are reopened, because touching the old mapping of a truncated one would kill the
-    process.
-    """
+    """Compare a shard's files with their hashes; raise CorruptDataError if one differs."""
+    # The files are reopened: touching the mapping of a truncated one would kill the process.
     for name, digest in open_shard(folder, manifest, index).hashes().items():
         if digest != manifest.shards[index].files[name].xxh3_64:
             path = folder / shard_folder(index) / name

@@ -1,4 +1,7 @@
-"""The folder in which a dataset is made: lock it, remove abandoned ones, reuse intact shards."""
+"""The making of a dataset: its unfinished folder, shards that are done, and a bar of progress.
+
+The folder is locked while its process lives, so that abandoned ones can be removed.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,20 @@ import fcntl
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from cerebro.data.manifest import Column, FileEntry, ShardEntry
 from cerebro.data.shards import open_columns
 from cerebro.errors import CerebroError, InputError
 from cerebro.machine.files import is_mount_point, load_json, open_plain, read_bytes
+from cerebro.report.output import is_terminal
+
+LOCK = ".lock"
+_NOTE_BYTES = 16 << 20
+_QUIET_BYTES = 128_000_000  # takes about a second
 
 
 def real_target(path: Path) -> Path:
@@ -41,24 +51,11 @@ def is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-LOCK = ".lock"
-_NOTE_BYTES = 16 << 20
-
-
 @contextlib.contextmanager
 def temporary_folder(target: Path) -> Iterator[Path]:
-    """Make a folder beside the target; remove it at the end unless it was renamed.
-
-    A process that the source has forked leaves the folder alone.
-    """
-    process, prefix = os.getpid(), f".{target.name}.tmp-"
-    folder = target.with_name(f"{prefix}{secrets.token_hex(8)}")
-    with _explain_failure(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for other in target.parent.iterdir():
-            if other.name.startswith(prefix):
-                remove_abandoned(other)
-        folder.mkdir()
+    """Make a folder beside the target; remove it at the end, but not in a fork or if renamed."""
+    process = os.getpid()
+    folder = _make_beside(target, "tmp", secrets.token_hex(8))
     try:
         with (folder / LOCK).open("wb") as lock:
             with contextlib.suppress(OSError):  # the file system has no locks: never cleaned up
@@ -72,14 +69,8 @@ def temporary_folder(target: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def part_folder(target: Path, fingerprint: str) -> Iterator[Path]:
     """Yield the locked folder of unfinished work, made if missing; keep it for the next call."""
-    prefix = f".{target.name}.part-"
-    folder = target.with_name(prefix + fingerprint[:16])
+    folder = _make_beside(target, "part", fingerprint[:16])
     with _explain_failure(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for other in target.parent.iterdir():
-            if other.name.startswith(prefix) and other != folder:
-                remove_abandoned(other)
-        folder.mkdir(exist_ok=True)
         lock = open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT)
     try:
         taken = False
@@ -99,6 +90,19 @@ def part_folder(target: Path, fingerprint: str) -> Iterator[Path]:
         os.close(lock)
 
 
+def _make_beside(target: Path, kind: str, number: str) -> Path:
+    """Make a folder beside the target unless it exists; remove abandoned ones of this kind."""
+    prefix = f".{target.name}.{kind}-"
+    folder = target.with_name(prefix + number)
+    with _explain_failure(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for other in target.parent.iterdir():
+            if other.name.startswith(prefix) and other != folder:
+                remove_abandoned(other)
+        folder.mkdir(exist_ok=True)
+    return folder
+
+
 @contextlib.contextmanager
 def _explain_failure(target: Path) -> Iterator[None]:
     try:
@@ -108,10 +112,10 @@ def _explain_failure(target: Path) -> Iterator[None]:
         raise OSError(error.errno, reason) from error
 
 
-def remove_abandoned(folder: Path, lock: str = LOCK) -> None:
+def remove_abandoned(folder: Path) -> None:
     """Remove a folder if the process that made it is dead, that is, its lock is free."""
     with contextlib.suppress(OSError):  # being created right now, of another user, or in use
-        fd = open_plain(folder / lock, os.O_RDWR)
+        fd = open_plain(folder / LOCK, os.O_RDWR)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
@@ -145,3 +149,62 @@ def check_intact_shard(
         return None
     whole = all(hashes[name] == entry.xxh3_64 for name, entry in files.items())
     return ShardEntry(rows, dict(files)) if whole else None
+
+
+class ByteProgress:
+    """A bar of bytes; with ``"auto"`` only for many, and if standard error is a terminal."""
+
+    def __init__(self, progress: str | bool) -> None:
+        if progress not in ("auto", True, False):
+            raise InputError(f"progress must be 'auto', True or False, not {progress!r}")
+        is_open = not getattr(sys.stderr, "closed", False)
+        self._shows = is_terminal(sys.stderr) if progress == "auto" else bool(progress) and is_open
+        self._quiet = _QUIET_BYTES if progress == "auto" else 0
+        self._label = ""
+        self._total: int | None = None
+        self._done = 0
+        self._bar: Any = None
+        self._task: Any = None
+
+    def begin(self, label: str, total: int | None = None) -> None:
+        """Begin a stage of `total` bytes (None: unknown)."""
+        self._label, self._total, self._done = label, total, 0
+        if self._bar is not None:
+            self._bar.update(self._task, description=label, total=total, completed=0)
+
+    def advance(self, count: int) -> None:
+        self._done += count
+        if not self._shows:
+            return
+        if self._bar is None and max(self._done, self._total or 0) >= self._quiet:
+            self._show()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done)
+
+    def __enter__(self) -> ByteProgress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _show(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task(self._label, total=self._total)
+        self._bar.start()

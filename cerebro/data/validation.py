@@ -15,9 +15,8 @@ import numpy as np
 from cerebro.arguments import check_whole_number
 from cerebro.data import Dataset
 from cerebro.data import rows as splitting
-from cerebro.data.dtypes import Array
+from cerebro.data.dtypes import Array, quote_cell
 from cerebro.data.manifest import Column, checksum_of
-from cerebro.data.number_cells import quote_cell
 from cerebro.data.rows import Part, part_from_json, part_to_json, select_rows
 from cerebro.errors import InputError, text_of
 
@@ -86,13 +85,9 @@ class KFold:
         return [folds.get_views(fold) for fold in range(len(folds))]
 
     def __repr__(self) -> str:
-        columns = [
-            f"{name}={value!r}"
-            for name, value in (("stratify", self.stratify), ("groups", self.groups))
-            if value is not None
-        ]
-        seed = [f"seed={self.seed}"] if self.seed else []
-        return f"KFold({', '.join([repr(self.n), *columns, *seed])})"
+        options = {"stratify": self.stratify, "groups": self.groups, "seed": self.seed or None}
+        shown = [f"{name}={value!r}" for name, value in options.items() if value is not None]
+        return f"KFold({', '.join([repr(self.n), *shown])})"
 
 
 class Folds:
@@ -172,9 +167,9 @@ def is_splitter(value: Any) -> bool:
     return all(callable(getattr(value, name, None)) for name in ("split", "get_n_splits"))
 
 
-def make_folds(data: Dataset, given: Any) -> Folds:
+def make_folds(data: Dataset, splitter: Any) -> Folds:
     """Return the folds that a `KFold` or a splitter makes of a dataset; see `KFold.split`."""
-    kfold = given if isinstance(given, KFold) else KFold(given)
+    kfold = splitter if isinstance(splitter, KFold) else KFold(splitter)
     name = " ".join(repr(kfold.n if is_splitter(kfold.n) else kfold).split())
     repeated = any(map(splitting.repeats, data.view.parts))
     if repeated and kfold.groups is None:
@@ -297,19 +292,9 @@ def _check_row_numbers(rows: Any, count: int, where: str) -> Array:
 
 
 def make_validation(data: Any, validation: Any) -> Validation:
-    """Return the data that the arguments of `cerebro.search` choose."""
+    """Return the data that arguments of `cerebro.search` choose; a fraction is the last part."""
     if isinstance(validation, Folds):  # already made
         return Validation(validation.data, None, validation)
-    if isinstance(validation, KFold) or (
-        is_splitter(validation) and not isinstance(validation, Dataset)
-    ):
-        train, _ = split_validation(data, None)
-        return Validation(train, None, make_folds(train, validation))
-    return Validation(*split_validation(data, validation), None)
-
-
-def split_validation(data: Any, validation: Any) -> tuple[Dataset, Dataset | None]:
-    """Return training and validation views; a fraction is the last part of the split."""
     if isinstance(data, (str, os.PathLike)):
         data = Dataset(data)
     if not isinstance(data, Dataset):
@@ -318,23 +303,22 @@ def split_validation(data: Any, validation: Any) -> tuple[Dataset, Dataset | Non
             "cerebro.shard(rows, folder), or give search() arrays as (x, y) or by name, a table or "
             "a PyTorch dataset"
         )
+    if isinstance(validation, KFold) or is_splitter(validation):
+        return Validation(data, None, make_folds(data, validation))
     if isinstance(validation, (str, os.PathLike)):
         validation = Dataset(validation)
+    if isinstance(validation, Dataset) and validation.num_rows == 0:
+        raise InputError(f"validation ({validation.path}) has no rows")
     if validation is None or isinstance(validation, Dataset):
-        return data, validation
+        return Validation(data, validation, None)
     if isinstance(validation, (float, np.floating)) and 0 < validation < 1:
         share = float(validation)
         train, held_out = data.split(1 - share, share)
-        return train, held_out
+        return Validation(train, held_out, None)
     raise InputError(
         f"validation must be a cerebro.Dataset, a fraction between 0 and 1, a cerebro.KFold, or "
         f"None, not {validation!r}"
     )
-
-
-def check_rows(validation: Dataset | None) -> None:
-    if validation is not None and validation.num_rows == 0:
-        raise InputError(f"validation ({validation.path}) has no rows")
 
 
 class UnfitDataError(InputError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from cerebro.arguments import check_whole_number
 from cerebro.data import rows as splitting
 from cerebro.data.dtypes import Array
 from cerebro.data.manifest import Column, checksum_of
+from cerebro.data.order import Sampling
 from cerebro.data.rows import (
     Part,
     Rows,
@@ -29,7 +30,6 @@ from cerebro.data.rows import (
     part_to_json,
     take_rows,
 )
-from cerebro.data.sampling import Sampling
 from cerebro.data.shards import Shards
 from cerebro.errors import InputError
 from cerebro.report import format as fmt
@@ -96,10 +96,7 @@ class View:
 
     @property
     def stored_bytes(self) -> int:
-        """The size of the rows, in proportion to that of the files of all rows.
-
-        The manifest alone gives it, so that it is the same on every machine.
-        """
+        """The rows' share of the bytes of all files, from the manifest: equal on every machine."""
         entries, rows = self.shards.manifest.shards, self.shards.manifest.rows
         files: int = sum(file.bytes for entry in entries for file in entry.files.values())
         return files * self.num_rows // max(1, rows)
@@ -172,7 +169,9 @@ class View:
             )
         operation: dict[str, Any] = {"fractions": [float(fraction) for fraction in fractions]}
         if stratify is None and groups is None:
-            parts = self._cut_rows(bounds)
+            rounder = splitting.Rounder(bounds)
+            cut = [[part[a:b] for a, b in pairwise(rounder.cut(len(part)))] for part in self.parts]
+            parts = list(map(list, zip(*cut, strict=True)))
         else:
             if stratify is not None:
                 positions = splitting.split_by_class(self.labels(stratify), bounds, seed)
@@ -188,14 +187,6 @@ class View:
                 )
         return [
             ({"split": operation | {"part": number}}, rows) for number, rows in enumerate(parts)
-        ]
-
-    def _cut_rows(self, bounds: Sequence[float]) -> list[list[Part]]:
-        rounder = splitting.Rounder(bounds)
-        cuts = [rounder.cut(rows) for rows in self.shard_rows]
-        return [
-            [part[at[number] : at[number + 1]] for part, at in zip(self.parts, cuts, strict=True)]
-            for number in range(len(bounds))
         ]
 
     # --- for loaders ----------------------------------------------------------------------------
@@ -217,12 +208,10 @@ class View:
         if sampling is None:
             return None
         if across:
-            ends = list(accumulate(self.shard_rows))
             whole = self._all_sums
-            starts = [0, *ends][:-1]
             return [
                 (whole[start:end], 0 if start == 0 else int(whole[start - 1]))
-                for start, end in zip(starts, ends, strict=True)
+                for start, end in pairwise(accumulate(self.shard_rows, initial=0))
             ]
         parts = self.shards.map_parts(self.parts)
         for shard, (reader, part) in enumerate(parts):
@@ -314,13 +303,18 @@ class View:
         return lines
 
     def _describe_column(self, column: Column) -> str:
-        sizes = (["*"] if column.ragged else []) + [str(size) for size in column.shape]
-        text = column.dtype + (f" ({', '.join(sizes)})" if sizes else "")
+        shape = describe_shape(column)
+        text = column.dtype if shape == "()" else f"{column.dtype} {shape}"
         if column.classes is not None:
             names = ", ".join(column.classes[:4]) + (", ..." if len(column.classes) > 4 else "")
             text += f", {len(column.classes)} classes: {names}"
         steps = self.transforms.get(column.name, ())
         return " -> ".join([text, *(type(step).__name__ for step in steps)])
+
+
+def describe_shape(column: Column) -> str:
+    """Return the shape of a column's rows, such as ``(*, 3)`` if they are ragged."""
+    return f"({', '.join([*(['*'] if column.ragged else []), *map(str, column.shape)])})"
 
 
 def to_json(transforms: Mapping[str, tuple[Transform, ...]]) -> dict[str, Any]:

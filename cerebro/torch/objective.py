@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from cerebro.data.order import require_weights
 from cerebro.data.rows import part_index
-from cerebro.data.sampling import require_weights
 from cerebro.errors import CerebroError, InputError
 from cerebro.model import Batch, Columns, Part, loss_of, make_getter
 from cerebro.torch import torchmetrics

@@ -1,4 +1,4 @@
-"""Importers, one per file: each makes a `Source` from one kind of object."""
+"""Importers: each makes a `Source` from one kind of object."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cerebro.data.sources.arrays import ArraysSource, bunch_source, is_bunch, is_pair
+from cerebro.data.sources.arrays import ArraysSource, PandasSource, bunch_source, is_bunch, is_pair
 from cerebro.data.sources.arrow_tables import ArrowFileSource, ArrowSource, ParquetSource
 from cerebro.data.sources.base import Source
-from cerebro.data.sources.csv_files import CsvSource
-from cerebro.data.sources.huggingface import HuggingFaceSource, is_huggingface
-from cerebro.data.sources.npz_files import NpzSource
-from cerebro.data.sources.pandas_frames import PandasSource
-from cerebro.data.sources.row_mappings import RowsSource
-from cerebro.data.sources.torch_datasets import torch_source
+from cerebro.data.sources.files import CsvSource, NpzSource
+from cerebro.data.sources.row_by_row import (
+    HuggingFaceSource,
+    RowsSource,
+    is_huggingface,
+    torch_source,
+)
 from cerebro.errors import InputError
 from cerebro.machine.files import expand_path
 

@@ -30,9 +30,10 @@ from cerebro.errors import InputError
 from cerebro.machine.imports import import_extra
 
 OLDEST_ARROW = 15
+BATCH_ROWS = 16_384
+_VECTOR = ["type", "size", "indices", "values"]  # of Spark's ML library: the fields of a vector
 
-RowOf = Callable[[int], int]
-"""Returns the row of the source that has the element at a place of an array, for errors."""
+RowOf = Callable[[int], int]  # the row of the source with the element at a place, for errors
 
 
 def import_arrow(what: str) -> None:
@@ -143,7 +144,10 @@ def column_of(name: str, array: Any, row_of: RowOf, binary: Collection[str] = ()
 
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
-        return _tensors(name, array, row_of)
+        if array.null_count:
+            raise missing_value_error(name, row_of(_first_null(array)))
+        values = np.ascontiguousarray(array.to_numpy_ndarray())
+        return ColumnData(values, values.dtype.name)
     if isinstance(kind, pa.BaseExtensionType):
         return column_of(name, array.storage, row_of)
     if pa.types.is_dictionary(kind) and not _is_text(kind.value_type):
@@ -194,10 +198,6 @@ def _is_binary(kind: Any) -> bool:
     return bool(plain or pa.types.is_fixed_size_binary(kind))
 
 
-_VECTOR = ["type", "size", "indices", "values"]
-"""The fields in which Spark stores the vectors of its ML library."""
-
-
 def _bytes(array: Any) -> ColumnData:
     """Return binary values as rows of uint8, ragged if they differ in length."""
     import pyarrow as pa
@@ -230,42 +230,26 @@ def _dictionary(name: str, array: Any, row_of: RowOf) -> ColumnData:
     return ColumnData(codes, "int64", None, names, ordered=True)
 
 
-def _elements(name: str, lists: Any, lengths: Array, row_of: RowOf) -> ColumnData:
-    """Return the elements of lists: numbers, strings, or lists that have the same length."""
+def _lists(name: str, array: Any, row_of: RowOf, size: int | None = None) -> ColumnData:
+    """Return lists as a ragged column or, if their type has a size, as one of fixed shape."""
+    lengths: Array = (
+        np.diff(array.offsets.to_numpy()) if size is None else np.full(len(array), size)
+    )
     ends = np.cumsum(lengths)
 
     def row_of_element(place: int) -> int:
         return row_of(int(np.searchsorted(ends, place, side="right")))
 
-    elements = column_of(name, lists.flatten(), row_of_element)
-    if elements.offsets is None or elements.rows == 0:
-        return replace(elements, offsets=None)
-    fixed = elements.as_fixed()
+    elements = column_of(name, array.flatten(), row_of_element)
+    fixed = elements.as_fixed() if elements.rows else replace(elements, offsets=None)
     if fixed is None:
+        assert elements.offsets is not None
         inner = np.diff(elements.offsets)
         raise too_ragged_error(name, row_of_element(int((inner != inner[0]).argmax())))
-    return fixed
-
-
-def _lists(name: str, array: Any, row_of: RowOf, size: int | None = None) -> ColumnData:
-    """Return lists as a ragged column, or as one of fixed shape if all have the same size."""
-    offsets = None if size is not None else array.offsets.to_numpy()
-    lengths: Array = np.full(len(array), size) if offsets is None else np.diff(offsets)
-    elements = _elements(name, array, lengths, row_of)
     if size is None:
-        return replace(elements, offsets=offsets_of(lengths))
-    shape = (len(array), size, *elements.row_shape)
-    return replace(elements, values=elements.values.reshape(shape))
-
-
-def _tensors(name: str, array: Any, row_of: RowOf) -> ColumnData:
-    if array.null_count:
-        raise missing_value_error(name, row_of(_first_null(array)))
-    values = array.to_numpy_ndarray()
-    return ColumnData(np.ascontiguousarray(values), values.dtype.name)
-
-
-BATCH_ROWS = 16_384
+        return replace(fixed, offsets=offsets_of(lengths))
+    shape = (len(array), size, *fixed.row_shape)
+    return replace(fixed, values=fixed.values.reshape(shape))
 
 
 class ParquetSource(Source):

@@ -31,27 +31,18 @@ class Source:
     declaration = ""
     """For errors: the user's code that declares a column of text as categories; ``{}``: the name's
     ``repr``. Empty if the source's type cannot."""
+    remark: str | None = None  # a warning about the rows that were read
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
         """Yield tables that all have the columns `wanted` (None: all columns of the source)."""
         raise NotImplementedError
 
     def unpacked_bytes(self, wanted: Sequence[str] | None) -> int | None:
-        """Return the size of the data to read, or None if the source does not know it.
-
-        Called before anything is spooled, because a compressed file may expand a thousandfold.
-        """
+        """Return the bytes to spool, if known: a compressed file may expand a thousandfold."""
         return None
 
     def fingerprint(self) -> str | None:
-        """Return a string that is cheap to compute and changes when the rows change, or None.
-
-        Not called for `whole` sources, because their columns are hashed instead.
-        """
-        return None
-
-    def remark(self) -> str | None:
-        """Return a warning about the rows that were read, or None."""
+        """Return a cheap string that changes with the rows, or None; `whole` ones are hashed."""
         return None
 
 

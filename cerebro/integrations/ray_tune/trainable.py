@@ -25,7 +25,7 @@ from cerebro.api.workers import worker_count
 from cerebro.arguments import check_whole_number
 from cerebro.cluster.engine import collect_variables
 from cerebro.cluster.engines.ray import Executor
-from cerebro.data.validation import check_rows, make_validation
+from cerebro.data.validation import make_validation
 from cerebro.errors import InputError, RunError
 from cerebro.executors.wire import pickle_context
 from cerebro.integrations.ray_tune.engine import PROXY_BYTES, Spec, Work, get_engine
@@ -123,7 +123,6 @@ def trainable(
             "validation: a trial of Tune has one model, but folds need several: give a dataset or "
             "a fraction, or use cerebro.ray.fit"
         )
-    check_rows(held_out)
     unknown = sorted(options.keys() - OPTIONS)
     if unknown:
         raise InputError(

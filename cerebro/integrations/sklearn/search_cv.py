@@ -34,7 +34,7 @@ from cerebro._core import trial_seed
 from cerebro.api.search import search
 from cerebro.arguments import SEARCH, explain_keywords, list_words
 from cerebro.data import Dataset, shard
-from cerebro.data.number_cells import is_number, not_a_number_error
+from cerebro.data.dtypes import is_number, not_a_number_error
 from cerebro.data.validation import KFold
 from cerebro.errors import InputError
 from cerebro.integrations.sklearn.candidates import (

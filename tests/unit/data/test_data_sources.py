@@ -17,7 +17,7 @@ from cerebro.data import Dataset, given_rows, images, shard
 from cerebro.data.columns import ColumnData, concatenate
 from cerebro.data.sources import open_source
 from cerebro.data.sources.base import Source, Table
-from cerebro.data.sources.row_mappings import row_chunks
+from cerebro.data.sources.row_by_row import row_chunks
 from cerebro.errors import InputError
 
 ROWS = 53
@@ -140,11 +140,10 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def test_the_same_rows_are_the_same_bits_from_any_source(
     kind: str, tmp_path: Path, expected: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", 10)
-    monkeypatch.setattr("cerebro.data.sources.csv_files.CHUNK_ROWS", 10)
-    monkeypatch.setattr("cerebro.data.sources.npz_files.CHUNK_BYTES", 100)
+    monkeypatch.setattr("cerebro.data.sources.row_by_row.CHUNK_ROWS", 10)
+    monkeypatch.setattr("cerebro.data.sources.files.CHUNK_ROWS", 10)
+    monkeypatch.setattr("cerebro.data.sources.files.CHUNK_BYTES", 100)
     monkeypatch.setattr("cerebro.data.sources.arrow_tables.BATCH_ROWS", 10)
-    monkeypatch.setattr("cerebro.data.sources.huggingface.BATCH_ROWS", 10)
     source = SCALAR_SOURCES[kind](tmp_path)
     data = shard(source, tmp_path / "d", shards=4, seed=7)
     assert data.columns == expected.columns
@@ -378,7 +377,7 @@ def test_column_types_of_a_stream_widen_between_chunks(
     ]
     whole = shard(source, tmp_path / "whole", shards=2)
     for chunk_rows in (1, 2, 4):
-        monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", chunk_rows)
+        monkeypatch.setattr("cerebro.data.sources.row_by_row.CHUNK_ROWS", chunk_rows)
         stream = shard(iter(source), tmp_path / str(chunk_rows), shards=2)
         assert stream.columns == whole.columns
         assert stream.checksum == whole.checksum
@@ -456,7 +455,7 @@ def test_a_generator_may_reuse_its_buffers(tmp_path: Path) -> None:
 
 def test_chunks_of_large_images_have_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     pil = pytest.importorskip("PIL.Image")
-    monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_BYTES", 3 * 4 * 5 * 2)
+    monkeypatch.setattr("cerebro.data.sources.row_by_row.CHUNK_BYTES", 3 * 4 * 5 * 2)
     pictures = ({"x": pil.new("RGB", (4, 5), (row, 0, 0))} for row in range(5))
     tables = list(row_chunks(pictures, None))
     assert [table["x"].rows for table in tables] == [2, 2, 1]
@@ -499,8 +498,7 @@ def _labelled(codes: list[int], names: list[str], image: bool = False) -> Any:
 def test_the_error_names_a_label_without_a_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: bool, stream: bool
 ) -> None:
-    monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", 2)
-    monkeypatch.setattr("cerebro.data.sources.huggingface.BATCH_ROWS", 2)
+    monkeypatch.setattr("cerebro.data.sources.row_by_row.CHUNK_ROWS", 2)
     for codes, message in [
         ([0, 1, 2, -1], "column 'y' has a missing value in row 3: fill it"),
         ([0, 1, 2, 3], "column 'y' has the class 3 in row 3, but the 3 class names are for 0 to 2"),
@@ -668,7 +666,7 @@ def test_bad_csv(tmp_path: Path, text: str, message: str) -> None:
 def test_csv_column_types_come_from_all_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cerebro.data.sources.csv_files.CHUNK_ROWS", 2)
+    monkeypatch.setattr("cerebro.data.sources.files.CHUNK_ROWS", 2)
     (tmp_path / "a.csv").write_text(
         "\ufeffi,f,late,b,text,mixed,digits\n"
         "1,1,1,true,1_0,true,007\n"
@@ -708,7 +706,7 @@ def test_csv_column_types_come_from_all_cells(
 def test_csv_columns_whose_kind_changes_between_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: list[str], kind: str, classes: Any
 ) -> None:
-    monkeypatch.setattr("cerebro.data.sources.csv_files.CHUNK_ROWS", 2)
+    monkeypatch.setattr("cerebro.data.sources.files.CHUNK_ROWS", 2)
     lines = [f"{number},{cell}" for number, cell in enumerate(cells)]
     (tmp_path / "a.csv").write_text("\n".join(["n,c", *lines]) + "\n")
     data = shard(tmp_path / "a.csv", tmp_path / "d", shards=1, shuffle=False)
@@ -733,7 +731,7 @@ def test_csv_columns_whose_kind_changes_between_chunks(
 def test_empty_csv_cells_are_reported_as_missing_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: list[str], row: int
 ) -> None:
-    monkeypatch.setattr("cerebro.data.sources.csv_files.CHUNK_ROWS", 2)
+    monkeypatch.setattr("cerebro.data.sources.files.CHUNK_ROWS", 2)
     (tmp_path / "a.csv").write_text("n,c\n" + "".join(f"1,{cell}\n" for cell in cells))
     with pytest.raises(InputError, match=f"column 'c' has a missing value in row {row}"):
         shard(tmp_path / "a.csv", tmp_path / "d")
@@ -923,7 +921,7 @@ def test_a_frame_of_mixed_types_is_refused_as_an_array(tmp_path: Path) -> None:
 def test_object_arrays_of_rows_have_a_fixed_shape(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_rows: int
 ) -> None:
-    monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("cerebro.data.sources.row_by_row.CHUNK_ROWS", chunk_rows)
 
     def stored(name: str, source: Any) -> tuple[Any, ...]:
         data = shard(source, tmp_path / name, shards=1, shuffle=False)
@@ -998,8 +996,8 @@ def _gap_sources(folder: Path, columns: dict[str, list[Any]]) -> dict[str, Any]:
 def test_a_missing_float_is_nan_from_any_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cerebro.data.sources.csv_files.CHUNK_ROWS", 2)
-    monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", 2)
+    monkeypatch.setattr("cerebro.data.sources.files.CHUNK_ROWS", 2)
+    monkeypatch.setattr("cerebro.data.sources.row_by_row.CHUNK_ROWS", 2)
     pd = pytest.importorskip("pandas")
     expected = shard(pd.DataFrame(GAPS), tmp_path / "expected", shards=2)
     nan = np.isnan(np.concatenate([expected.shard(i)["f"] for i in range(2)]))
@@ -1019,8 +1017,8 @@ def test_a_missing_float_is_nan_from_any_source(
 def test_any_source_refuses_missing_values_that_are_not_floats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[Any]
 ) -> None:
-    monkeypatch.setattr("cerebro.data.sources.csv_files.CHUNK_ROWS", 2)
-    monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", 2)
+    monkeypatch.setattr("cerebro.data.sources.files.CHUNK_ROWS", 2)
+    monkeypatch.setattr("cerebro.data.sources.row_by_row.CHUNK_ROWS", 2)
     message = (
         f"column 'c' has a missing value in row {values.index(None)}: fill it, drop the row, or "
         "leave the column out with columns=[...] (only a column of floats keeps it, as NaN)"
@@ -1141,7 +1139,7 @@ def test_parts_of_equal_length_are_one_column(tmp_path: Path) -> None:
 def test_bad_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[Any], message: str, chunk_rows: int
 ) -> None:
-    monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("cerebro.data.sources.row_by_row.CHUNK_ROWS", chunk_rows)
     for source in (rows,) if isinstance(rows, tuple) else (rows, iter(rows)):
         with pytest.raises(InputError) as caught:
             shard(source, tmp_path / "d")
@@ -1269,7 +1267,7 @@ def test_float64_to_float32_does_not_depend_on_chunk_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_rows: int
 ) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("cerebro.data.sources.row_by_row.CHUNK_ROWS", chunk_rows)
     large = 2**24 + 1  # not a float32; the next two round differently by way of float64
     odd, wide = 2**54 + 2**30 + 1, 2**62 + 2**38 + 1
     columns: dict[str, list[Any]] = {

@@ -19,9 +19,8 @@ import pytest
 import cerebro._core as _core
 from cerebro.data import Dataset, shard
 from cerebro.data.layout import lay_out
-from cerebro.data.progress import ByteProgress
 from cerebro.data.sources import open_source
-from cerebro.data.unfinished import temporary_folder
+from cerebro.data.unfinished import ByteProgress, temporary_folder
 from cerebro.data.writer import default_shards, write_shards
 from cerebro.errors import CerebroError, CorruptDataError, InputError
 
@@ -93,7 +92,9 @@ def test_the_same_rows_and_seed_give_the_same_files(tmp_path: Path) -> None:
     assert one.num_shards == 8
 
 
-def test_reading_a_source_larger_than_memory_gives_the_same_bits(tmp_path: Path) -> None:
+def test_reading_a_source_larger_than_memory_gives_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = table()
     np.save(tmp_path / "x.npy", source["x"])  # only what is mapped is dealt
     source["x"] = np.load(tmp_path / "x.npy", mmap_mode="r")
@@ -104,11 +105,8 @@ def test_reading_a_source_larger_than_memory_gives_the_same_bits(tmp_path: Path)
     entries = []
     for name, memory in (("direct", 1 << 40), ("dealt", 0)):
         (tmp_path / name).mkdir()
-        entries.append(
-            write_shards(
-                outputs, 5, order, tmp_path / name, ByteProgress(False), memory_bytes=memory
-            )
-        )
+        monkeypatch.setattr("cerebro.data.writer.total_memory", lambda memory=memory: memory)
+        entries.append(write_shards(outputs, 5, order, tmp_path / name, ByteProgress(False)))
         assert names_below(tmp_path / name) == [f"shard-{i:05d}" for i in range(5)]
     assert entries[0] == entries[1]
     assert [entry.rows for entry in entries[0]] == [21, 20, 20, 20, 20]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cerebro import InputError, shard
+from cerebro.data.dtypes import find_bad_cell, find_first_text
 from cerebro.data.given_rows import write
-from cerebro.data.number_cells import find_bad_cell, find_first_text
 
 CELLS = ["130", "95", "?", "165"]
 NAMED = (
@@ -274,7 +274,7 @@ def test_search_cv_names_the_cell() -> None:
 
 
 def test_the_first_non_numeric_cell_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cerebro.data.number_cells._PIECE", 2)
+    monkeypatch.setattr("cerebro.data.dtypes._PIECE", 2)
     names, codes = ["1", "?", "2", "n/a"], np.array([[0, 2, 2], [0, 3, 1]])
     assert find_bad_cell(names, codes) == 4
     assert find_bad_cell(names, codes[:1]) is None  # unused names do not count

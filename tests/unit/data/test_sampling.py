@@ -12,8 +12,7 @@ import pytest
 
 import cerebro._core as _core
 import cerebro.data
-from cerebro.data.order import make_order
-from cerebro.data.sampling import Sampling
+from cerebro.data.order import Sampling, make_order
 from cerebro.errors import InputError
 from cerebro.transforms import RandomHorizontalFlip
 

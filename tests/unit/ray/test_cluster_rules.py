@@ -605,7 +605,7 @@ def test_scratch_of_a_dead_process_is_removed(tmp_path):
     mine = cache.scratch()
     left = mine.with_name("worker-left")
     left.mkdir()
-    (left / "lock").touch()
+    (left / ".lock").touch()
     (left / "3.a").write_bytes(b"state")
     other = Cache(tmp_path)
     theirs = other.scratch()
