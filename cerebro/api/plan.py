@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import cerebro._core as _core
-from cerebro.api.settings import devices_of, resolve_mode
-from cerebro.api.workers import idle_advice, worker_count
-from cerebro.arguments import check_real_number, check_whole_number
+from cerebro.api.settings import devices_of, idle_advice, resolve_mode
+from cerebro.arguments import check_real_number, check_whole_number, worker_count
 from cerebro.coordinator.dispatcher import evaluation_cost, make_schedule
 from cerebro.coordinator.simulated_trials import SimulatedSearch
 from cerebro.data.given_rows import is_rows, write_given_rows

@@ -14,11 +14,17 @@ from typing import Any, Literal
 from cerebro.api.settings import (
     check_callbacks,
     check_executor,
+    choose_worker_count,
     devices_of,
     set_up_searcher,
 )
-from cerebro.api.workers import choose_worker_count, worker_count
-from cerebro.arguments import RESUME, check_whole_number, explain_keywords, find_stacklevel
+from cerebro.arguments import (
+    RESUME,
+    check_whole_number,
+    explain_keywords,
+    find_stacklevel,
+    worker_count,
+)
 from cerebro.callbacks import Mirror
 from cerebro.coordinator.conduct import conduct, format_same_call, trains_here
 from cerebro.coordinator.restore import Previous, ResumeRequest, has_decided_all
@@ -51,7 +57,7 @@ from cerebro.run.settings import Batches, Exactness, Limits, Settings, Strategy,
 from cerebro.run.store import FILE, Store, check_whole_store, decode, encode, unused_folder
 from cerebro.searchers import make_searcher
 from cerebro.searchers.base import Searcher
-from cerebro.searchers.stopping import EarlyStopping
+from cerebro.searchers.metrics import EarlyStopping
 from cerebro.space import Space
 
 

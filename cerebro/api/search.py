@@ -17,13 +17,14 @@ from cerebro.api.settings import (
     check_executor,
     check_points,
     check_stop,
+    choose_worker_count,
     devices_of,
     eval_rows,
+    idle_advice,
     resolve_mode,
     seconds_per_unit,
     set_up_searcher,
 )
-from cerebro.api.workers import choose_worker_count, idle_advice, worker_count
 from cerebro.arguments import (
     SEARCH,
     check_one_of,
@@ -31,6 +32,7 @@ from cerebro.arguments import (
     check_whole_number,
     explain_keywords,
     find_stacklevel,
+    worker_count,
 )
 from cerebro.coordinator.conduct import conduct, make_run_context
 from cerebro.coordinator.searcher_record import describe
@@ -70,7 +72,7 @@ from cerebro.run.settings import (
 from cerebro.run.store import FILE
 from cerebro.searchers import make_searcher
 from cerebro.searchers.base import DONE, Searcher, suggestion_problem
-from cerebro.searchers.stopping import EarlyStopping
+from cerebro.searchers.metrics import EarlyStopping
 from cerebro.space import Space, as_space
 from cerebro.worker.messages import CheckDone, CheckTask, RunFolders
 

@@ -29,8 +29,7 @@ from cerebro.coordinator.failures import (
     raise_if_all_failed,
 )
 from cerebro.coordinator.folds import FoldedTrials
-from cerebro.coordinator.forecast import EpochParts, Forecaster, ToCome
-from cerebro.coordinator.overview import Overview
+from cerebro.coordinator.overview import EpochParts, Forecaster, Overview, ToCome
 from cerebro.coordinator.restore import RestoredRun
 from cerebro.coordinator.search_loop import SearchLoop
 from cerebro.coordinator.trial import LiveTrial

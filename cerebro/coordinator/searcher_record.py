@@ -30,7 +30,7 @@ from cerebro.run.records import Ranking, TrialRecord
 from cerebro.run.store import read_decisions, reader
 from cerebro.run.store.schema import decode, encode
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggested, Suggestion
-from cerebro.searchers.stopping import EarlyStopping
+from cerebro.searchers.metrics import EarlyStopping
 
 
 def describe(searcher: Searcher) -> dict[str, Any]:

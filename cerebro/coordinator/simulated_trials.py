@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cerebro.coordinator.callbacks import Hooks
-from cerebro.coordinator.rounds import Report
-from cerebro.coordinator.search_loop import SearchLoop
+from cerebro.coordinator.search_loop import Report, SearchLoop
 from cerebro.coordinator.searcher_record import StoredDecision, find_reported, replay_decisions
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.run.records import ENDED, EpochRecord, Status, TrialRecord

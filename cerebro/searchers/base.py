@@ -308,43 +308,6 @@ class SpaceSearcher(Searcher):
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
-class SequenceSearcher(SpaceSearcher):
-    """A searcher of known configurations, whose trials all train to the end."""
-
-    adaptive = False
-
-    def _prepare(self) -> None:
-        count = self._count()
-        self.total = None if count == math.inf else int(count)
-
-    def _count(self) -> float:
-        """Return the number of configurations, including the points."""
-        return self._limit
-
-    @abstractmethod
-    def _config(self, trial: int) -> dict[str, Any]:
-        """Return the configuration of a trial that is not one of the user's points."""
-
-    def suggest(self) -> Suggested:
-        """Return the next configuration, or `DONE`."""
-        trial = self._next
-        if trial >= self._count():
-            return DONE
-        is_point = trial < len(self._completed)
-        config = self._completed[trial] if is_point else self._config(trial)
-        self._next += 1
-        return Suggestion(json_value(config, "space"), self._epochs)
-
-    def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
-        return Decision.CONTINUE
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"next": self._next}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._next = int(state["next"])
-
-
 def expected_trials(searcher: Searcher, n_trials: int | None) -> int | None:
     """Return the number of trials that a search will have; None if unknown."""
     counts = [n for n in (n_trials, searcher.total) if n is not None]

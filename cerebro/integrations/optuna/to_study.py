@@ -20,7 +20,7 @@ from cerebro.integrations.optuna.terms import (
 )
 from cerebro.machine.mappings import flatten
 from cerebro.run.records import ENDED
-from cerebro.searchers.stopping import EarlyStopping
+from cerebro.searchers.metrics import EarlyStopping
 from cerebro.space import Normal, Space, iterate_leaves, path_name
 
 if TYPE_CHECKING:
