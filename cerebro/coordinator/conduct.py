@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.arguments import find_stacklevel
-from cerebro.coordinator.callbacks import Hooks
-from cerebro.coordinator.coordinator import Coordinator
-from cerebro.coordinator.disk_space import check_room
-from cerebro.coordinator.failures import explain_missing_metric
-from cerebro.coordinator.hop_check import (
+from cerebro.coordinator.before_training import (
     check_hop,
+    check_room,
     find_wrong_ranking,
     require_build,
     warn_if_reordered,
 )
+from cerebro.coordinator.callbacks import Hooks
+from cerebro.coordinator.coordinator import Coordinator
+from cerebro.coordinator.failures import explain_missing_metric
 from cerebro.coordinator.restore import Previous, reopen_run
 from cerebro.coordinator.searcher_record import is_describable
 from cerebro.coordinator.trials import make_recordable
