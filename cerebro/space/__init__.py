@@ -47,8 +47,8 @@ from cerebro.space.dimensions import (
     path_name,
     uniform,
 )
+from cerebro.space.foreign import Quantized
 from cerebro.space.search_space import GRID_LIMIT, Space, SpaceLike, as_space
-from cerebro.space.tune_dimensions import Quantized
 
 __all__ = [
     "GRID_LIMIT",

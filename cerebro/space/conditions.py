@@ -14,8 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import cerebro._core as _core
 from cerebro.errors import InputError
 from cerebro.space.dimensions import Choice, Constant, Dimension, Path, When, json_value, path_name
-from cerebro.space.foreign import translate
-from cerebro.space.tune_dimensions import Derived
+from cerebro.space.foreign import Derived, translate
 
 
 @runtime_checkable
@@ -113,12 +112,6 @@ def iterate_leaves(
             yield from iterate_leaves(value, is_nest, path)
         else:
             yield path, value
-
-
-def put_at(config: dict[str, Any], path: Path, value: Any) -> None:
-    for key in path[:-1]:
-        config = config[key]
-    config[path[-1]] = value
 
 
 class Compiler:

@@ -19,6 +19,12 @@ def path_name(path: Path) -> str:
     return ".".join(path)
 
 
+def put_at(config: dict[str, Any], path: Path, value: Any) -> None:
+    for key in path[:-1]:
+        config = config[key]
+    config[path[-1]] = value
+
+
 def json_value(value: object, name: str, *, keep_tuples: bool = False) -> Any:
     """Return `value` as a JSON round trip would; raise InputError, with `name`, if it cannot."""
     if hasattr(value, "dtype") and hasattr(value, "item") and getattr(value, "ndim", None) == 0:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import cerebro._core as _core
 from cerebro.errors import InputError
-from cerebro.space.conditions import Compiler, Node, as_dimension, iterate_leaves, put_at, value_at
+from cerebro.space.conditions import Compiler, Node, as_dimension, iterate_leaves, value_at
 from cerebro.space.dimensions import (
     Choice,
     Constant,
@@ -22,9 +22,9 @@ from cerebro.space.dimensions import (
     When,
     json_value,
     path_name,
+    put_at,
 )
-from cerebro.space.foreign import translate
-from cerebro.space.tune_dimensions import Derived, Grid, Quantized, Unsettled, settle_values
+from cerebro.space.foreign import Derived, Grid, Quantized, Unsettled, settle_values, translate
 
 # A grid with more configurations than this is probably a mistake.
 GRID_LIMIT = 100_000
@@ -56,11 +56,7 @@ class Space:
     @property
     def dimensions(self) -> dict[str, Dimension]:
         """The dimensions that vary, by dotted path, in order of definition."""
-        return {
-            path_name(node.path): node.dimension
-            for node in self.nodes
-            if not isinstance(node.dimension, Constant)
-        }
+        return {path_name(node.path): node.dimension for node in self.nodes if node.varies}
 
     @property
     def paths(self) -> list[Path]:
@@ -223,13 +219,12 @@ class Space:
 
     def _settle(self, config: dict[str, Any]) -> dict[str, Any]:
         """Compute the values that functions of Ray Tune make of others; they come last."""
-        unsettled: list[tuple[str, Unsettled, Callable[[Any], None]]] = []
+        unsettled = []
         for node in self.nodes:
             there, value = value_at(config, node.path)
             if there and isinstance(value, Unsettled):
                 self._remove(config, node.path)
-                put = partial(put_at, config, node.path)
-                unsettled.append((path_name(node.path), value, put))
+                unsettled.append((node.path, value))
         settle_values(unsettled, config)
         return config
 
@@ -282,10 +277,7 @@ def _strip_list(values: list[Any]) -> list[Any]:
     return values
 
 
-_Encoded = dict[str, Any]
-
-
-def _to_json(value: object, name: str) -> _Encoded:
+def _to_json(value: object, name: str) -> dict[str, Any]:
     whens = Compiler.find_whens(value, (name,))
     if isinstance(value, When):
         space = _mapping_to_json(value.space)
@@ -302,9 +294,8 @@ def _to_json(value: object, name: str) -> _Encoded:
     return as_dimension(value, name).checked(name).to_json()
 
 
-def _mapping_to_json(mapping: Mapping[str, Any]) -> _Encoded:
-    entries = [[key, _to_json(value, key)] for key, value in mapping.items()]
-    return {"entries": entries}
+def _mapping_to_json(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    return {"entries": [[key, _to_json(value, key)] for key, value in mapping.items()]}
 
 
 _DIMENSIONS: dict[str, Callable[..., Dimension]] = {
@@ -313,7 +304,6 @@ _DIMENSIONS: dict[str, Callable[..., Dimension]] = {
 }
 _DIMENSIONS["quantized"] = lambda inner, q: Quantized(_from_json(inner), q)
 _DIMENSIONS["derived"] = Derived.from_json
-
 
 _NOT_STORED = (
     "the stored value is not a search space, or is damaged: pass a return value of Space.to_json()"
