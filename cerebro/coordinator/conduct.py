@@ -92,12 +92,11 @@ def conduct(
                 if order and trains_here(settings):
                     warn_if_reordered(executor, workers[0], previous.saved.records[0], order)
                 session.opened, restored = reopen_run(previous, settings, context)
-            store = session.opened.store
-            if previous is not None:
                 views = {"data": settings.train, "validation": settings.validation}
                 for item in previous.saved.new_places(views).items():
-                    store.set_meta(*item)
-                store.flush()  # the result reads it
+                    session.opened.store.set_meta(*item)
+                session.opened.store.flush()  # the result reads it
+            store = session.opened.store
             session.result = result = Result(settings.folder, build=settings.build)
             result.saved.before_reading = store.flush
             session.hooks = hooks = Hooks(settings.callbacks, result.trial_of)
@@ -116,13 +115,14 @@ def conduct(
             store.listeners = hooks.of_commits
             if first is not None:
                 session.progress.phase("trying the first configuration")
-                tried = check_hop(executor, workers, context, make_recordable(first.config)[0])
+                config = make_recordable(first.config)[0]
+                tried = check_hop(executor, workers, context, config)
                 coordinator.events.note_first_warnings(tried.warned)
                 coordinator.events.note_findings(find_wrong_ranking(settings.ranking))
                 coordinator.events.note_findings(tried.findings_to_show())
                 tried.raise_if_broken()
                 coordinator.words = tried.words
-                coordinator.events.unread.begin(make_recordable(first.config)[0], tried.read)
+                coordinator.events.unread.begin(config, tried.read)
                 if tried.metrics is not None:
                     require_metrics(settings, tried.metrics, tried.words)
                 if settings.workers > 0:
@@ -271,7 +271,7 @@ def close_store(opened: OwnedRun, state_dir: Path) -> None:
 
 
 def complete_error(error: BaseException, result: Result) -> None:
-    """Complete the error that ended a run: add its result, or how to resume it after Ctrl-C."""
+    """Add its result to the error that ended a run, or how to resume it after Ctrl-C."""
     result.refresh()
     if isinstance(error, RunError):
         error.result = result
@@ -349,23 +349,17 @@ def trains_here(settings: Settings) -> bool:
 
 
 def make_run_context(settings: Settings, recorded: Mapping[str, Any] | None = None) -> RunContext:
-    """Return what workers need of a run.
-
-    `recorded` is the environment in which a resumed run began, for its settings of PyTorch, Keras
-    and JAX; the default is this process's.
-    """
+    """Return what workers need of a run; `recorded` is the environment in which it began."""
     workers, devices = max(1, settings.workers), settings.devices
     # A prefetch thread pays off only on a core that no worker uses.
     has_idle_cores = resources.usable_cores() > workers * settings.exactness.threads
-    states = str((settings.folder / "states").resolve())
+    folders = (settings.state_dir, settings.folder / "states", settings.folder / "trials")
     context = RunContext(
         build=settings.build,
         train=settings.train,
         validation=settings.validation,
         folds=settings.folds,
-        folders=RunFolders(
-            str(settings.state_dir.resolve()), states, str((settings.folder / "trials").resolve())
-        ),
+        folders=RunFolders(*(str(folder.resolve()) for folder in folders)),
         batches=settings.batches,
         exactness=settings.exactness,
         limits=settings.limits,
@@ -379,6 +373,6 @@ def make_run_context(settings: Settings, recorded: Mapping[str, Any] | None = No
         hash_seed=hash_seed(None if recorded is None else recorded.get("variables", {})),
         warning_filters=carry_filters(),
     )
-    return (
-        set_memory_shares(context, assign_devices(devices, 1)) if trains_here(settings) else context
-    )
+    if trains_here(settings):
+        return set_memory_shares(context, assign_devices(devices, 1))
+    return context

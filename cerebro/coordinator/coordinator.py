@@ -70,7 +70,7 @@ class RunClock:
 
     def check(self) -> bool:
         """Return whether the time limit is over, once."""
-        if self.limit is None or self.is_over or self._seconds_left(self.limit) > 0:
+        if self.seconds_left() != 0:
             return False
         self.is_over = True
         return True
@@ -79,18 +79,11 @@ class RunClock:
         """Return the seconds until the time limit; None without a limit, or once it has passed."""
         if self.limit is None or self.is_over:
             return None
-        return max(0.0, self._seconds_left(self.limit))
-
-    def _seconds_left(self, limit: float) -> float:
-        return limit - (time.perf_counter() - self._begun)
+        return max(0.0, self.limit - (time.perf_counter() - self._begun))
 
 
 class Coordinator:
-    """Trains one run to its end.
-
-    Until nothing is left to do, it carries out the user's commands, sends workers the units that
-    the scheduler chose, records events, and reports finished epochs to the searcher.
-    """
+    """Trains one run to its end."""
 
     def __init__(
         self,
@@ -120,25 +113,19 @@ class Coordinator:
         self._overview = Overview(
             settings, progress, self.clock.now, forecaster, self._count_work_to_come
         )
-        schedule = self._dispatcher.schedule
+        shared = settings, context, store, self._dispatcher.schedule, self._overview
         self._searched: LiveTrials | FoldedTrials
         """The trials that the searcher and the user see."""
         if settings.folds is None:
             self._searched = self._trials = LiveTrials(
-                settings,
-                context,
-                store,
-                schedule,
-                self._overview,
+                *shared,
                 self._overview.ended,
                 hooks.notify_of,
                 stepwise=searcher.adaptive,
                 pinned=searcher.pinned,
             )
         else:
-            self._searched = FoldedTrials(
-                settings, context, store, schedule, self._overview, hooks, searcher.pinned
-            )
+            self._searched = FoldedTrials(*shared, hooks, searcher.pinned)
             self._trials = self._searched.folds
         self._loop = SearchLoop(settings, searcher, store, hooks, self._searched, first)
         # By trial: the last unit of an epoch whose state is being copied.
@@ -210,19 +197,16 @@ class Coordinator:
     def _handle_events(self) -> None:
         """Wait for events from the executor until something else is due, and handle them."""
         for event in self._dispatcher.executor.wait(self._seconds_to_wait()):
-            self._handle(event)
-
-    def _handle(self, event: messages.News) -> None:
-        if isinstance(event, messages.UnitDone):
-            self._handle_unit_done(event)
-        elif isinstance(event, messages.UnitFailed):
-            self._handle_unit_failed(event)
-        elif isinstance(event, messages.WorkerLost):
-            self._handle_worker_lost(event)
-        elif isinstance(event, messages.CheckDone):
-            self._dispatcher.end_warming(event.worker)
-        else:
-            self._handle_cluster_event(event)
+            if isinstance(event, messages.UnitDone):
+                self._handle_unit_done(event)
+            elif isinstance(event, messages.UnitFailed):
+                self._handle_unit_failed(event)
+            elif isinstance(event, messages.WorkerLost):
+                self._handle_worker_lost(event)
+            elif isinstance(event, messages.CheckDone):
+                self._dispatcher.end_warming(event.worker)
+            else:
+                self._handle_cluster_event(event)
 
     def _resume_run(self, restored: RestoredRun) -> None:
         self._loop.restore(restored.loop, restored.decision_count)

@@ -19,7 +19,6 @@ stopped in the middle of a write, it later writes to files that no process reads
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -111,9 +110,7 @@ class Restorer:
         self._state_dir = state_dir
         self._files = states.find_kept_files(epoch_dir)
         self._with_slots = states.trials_with_slots(state_dir)
-        self._seconds: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
-        for (trial, epoch, step), seconds in units.items():
-            self._seconds[trial, epoch][step] = seconds
+        self._units = units
 
     def resume_point(self, record: TrialRecord, reported: int | None = None) -> ResumePoint:
         """Find where a trial continues, and delete the files that it does not need.
@@ -137,9 +134,8 @@ class Restorer:
         else:
             states.remove_slots(self._state_dir, record.number)
             point = self._continue_from_kept_state(record, attempt, lost)
-        epoch, step = divmod(point.position, self._per_epoch)
-        seconds = self._seconds[record.number, epoch]
-        point.epoch_seconds = sum(s for at, s in seconds.items() if at < step)
+        epoch, steps = divmod(point.position, self._per_epoch)
+        point.epoch_seconds = self._sum_seconds(record.number, epoch, steps)
         self.clear(record, point.lost, slots=False)
         return point
 
@@ -224,10 +220,9 @@ class Restorer:
     def _find_lost_epochs(self, record: TrialRecord, slots: _Slots | None) -> list[EpochRecord]:
         """Find the epochs after the last recorded one that have a complete state, in a file now."""
         epochs: list[EpochRecord] = []
-        files = self._files.get(record.number, [])
         for number in range(record.done, record.target_epochs):
             epoch = self._read_epoch_in_slots(record, number, slots)
-            for file in files:
+            for file in self._files.get(record.number, ()):
                 if epoch is None and file.epoch == number:
                     epoch = self._read_epoch_in_file(file)
             if epoch is None:
@@ -264,9 +259,13 @@ class Restorer:
     def _make_record(
         self, trial: int, epoch: int, progress: EpochProgress, state_hash: str
     ) -> EpochRecord:
-        metrics, seconds = progress.epoch_metrics(), sum(self._seconds[trial, epoch].values())
+        seconds = self._sum_seconds(trial, epoch, self._per_epoch)
         file = states.epoch_state_file(trial, epoch)
-        return EpochRecord(epoch, metrics, seconds, state_hash, file)
+        return EpochRecord(epoch, progress.epoch_metrics(), seconds, state_hash, file)
+
+    def _sum_seconds(self, trial: int, epoch: int, steps: int) -> float:
+        """Return how long the first units of an epoch took."""
+        return sum(self._units.get((trial, epoch, step), 0.0) for step in range(steps))
 
 
 def _file_of(epoch: EpochRecord) -> str:
