@@ -154,7 +154,6 @@ def put(control: Path, command: Command) -> Path:
 
 
 def check_is_trained(folder: Path, meta: dict[str, Any]) -> None:
-    """Raise InputError if the run is not live."""
     status = meta["status"]
     if status != "running":
         raise InputError(f"{folder} is {status}: the run is not in progress")

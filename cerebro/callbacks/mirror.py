@@ -120,11 +120,9 @@ class Mirror(Observer):
         self._changed.set()
 
     def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
-        """Warn if the storage has failed."""
         self._warn()
 
     def on_run_closed(self) -> None:
-        """Copy the run as it has ended."""
         if self._thread is None:
             return
         self._is_ending = True
@@ -140,7 +138,6 @@ class Mirror(Observer):
     # --- inside ----------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Copy the run after each change, until it has ended."""
         assert self._uploader is not None
         not_before, last_tries = 0.0, LAST_TRIES
         while True:

@@ -39,7 +39,6 @@ class Hooks:
             self._later = None
 
     def notify(self, hook: str, *arguments: Any) -> None:
-        """Call a hook on every callback that has it."""
         for callback in list(self._callbacks):
             method = getattr(callback, hook, None)
             if method is None:
@@ -103,7 +102,6 @@ class Hooks:
             raise
 
     def _leave_out(self, observer: Observer, hook: str, error: Exception) -> None:
-        """Warn about an observer that failed, and do not call it again."""
         self._callbacks = [callback for callback in self._callbacks if callback is not observer]
         warnings.warn(
             f"the observer {name_of(observer)} failed in {hook} ({type(error).__name__}: "

@@ -337,7 +337,6 @@ def format_same_call(saved: SavedRun) -> str:
 
 
 def make_executor(settings: Settings) -> Executor:
-    """Return an executor that trains in workers on this machine or in this process."""
     if settings.workers == 0:
         return InlineExecutor()
     seats = assign_devices(settings.devices, settings.workers)

@@ -140,7 +140,6 @@ class Coordinator:
             restored.trials.clear()  # else trials would stay in memory after they end
 
     def _count_work_to_come(self) -> ToCome:
-        """Return the work of trials that the searcher has not suggested yet."""
         searcher, folds = self._loop.searcher, self.settings.trials_each
         if self._loop.is_exhausted:
             return ToCome(trials=0)
@@ -195,7 +194,6 @@ class Coordinator:
             self._overview.show(self.trials.values(), len(self._dispatcher))
 
     def _handle_events(self) -> None:
-        """Wait for events from the executor until something else is due, and handle them."""
         for event in self._dispatcher.executor.wait(self._seconds_to_wait()):
             if isinstance(event, messages.UnitDone):
                 self._handle_unit_done(event)
@@ -299,7 +297,6 @@ class Coordinator:
     def _make_task(
         self, trial: LiveTrial, epoch: int, step: int, part: int, position: int, **more: Any
     ) -> messages.Task:
-        """Return the task of a trial's unit, with the number of its dispatch."""
         task = messages.Task(
             trial=trial.record.number,
             config=trial.record.config,
@@ -399,7 +396,6 @@ class Coordinator:
     # --- failures --------------------------------------------------------
 
     def _drop_unit(self, worker: int, trial: LiveTrial) -> None:
-        """Note that a worker has not completed a trial's unit."""
         self._overview.unit_lost(worker)
         self._dispatcher.fail(worker)
         trial.worker = None
@@ -528,7 +524,6 @@ class Coordinator:
         self._stop_trials(trials)
 
     def _stop_trials(self, trials: Sequence[LiveTrial]) -> None:
-        """End trials permanently, each after its current unit."""
         for trial in trials:
             trial.stopping = True
             self._trials.hold(trial)
@@ -554,7 +549,6 @@ class Coordinator:
             self._trials.set_status(trial, "paused")
 
     def _seconds_to_wait(self) -> float:
-        """Return how long to wait for events before something else is due."""
         return self._commands.wait_seconds(self.clock.seconds_left())
 
     # --- the state of the run --------------------------------------------
@@ -565,11 +559,9 @@ class Coordinator:
         return self._searched.by_number
 
     def status_of(self, number: int) -> Status | None:
-        """Return a trial's status; None if there is no such trial."""
         return self._searched.status_of(number)
 
     def snapshot(self) -> Snapshot:
-        """Return the data that progress displays draw."""
         return self._overview.snapshot(self.trials.values(), len(self._dispatcher))
 
     @property

@@ -163,7 +163,6 @@ class Dispatcher:
         self._warming.add(worker)
 
     def end_warming(self, worker: int) -> None:
-        """Add a worker that has imported the libraries."""
         if worker in self._warming:
             self._warming.remove(worker)
             self.add(worker)
@@ -180,7 +179,6 @@ class Dispatcher:
                 self.schedule.set_holders(part, there)
 
     def forget_live(self, worker: int, trial: int) -> None:
-        """Note that a worker has dropped a trial's model."""
         self.schedule.forget_live(self._schedule_worker[worker], trial)
 
     def remove(self, lost: messages.WorkerLost) -> tuple[messages.Task | None, Verdict]:

@@ -37,7 +37,6 @@ class EventBook:
         self._store.add_event(self._now(), kind, text, trial)
 
     def forget(self, trial: int) -> None:
-        """Drop what was kept about a trial that has ended."""
         self._growth.forget(trial)
 
     def note_first_warnings(self, warned: Sequence[Warned]) -> None:
@@ -53,7 +52,6 @@ class EventBook:
             show_finding(finding, self._build, f"{self._name_of(0)}: ")
 
     def note_unit(self, trial: LiveTrial, event: UnitDone) -> None:
-        """Record what was noted in a unit."""
         self._add_read_names(event)
         self._watch_memory(event)
         self._note_not_exact(trial, event.steps.not_exact)
@@ -103,7 +101,6 @@ class EventBook:
                 )
 
     def _note_wrong_step(self, trial: LiveTrial, unlike: str) -> None:
-        """Record that a trial's recorded step, which its earlier units used, was wrong."""
         number = trial.record.number
         text = (
             f"{self._name_of(number)}, {unlike}. Earlier units have used that step, so the results "

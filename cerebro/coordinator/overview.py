@@ -45,7 +45,6 @@ class EpochParts:
         return (1.0 - self.evaluation) / self.train_units
 
     def count_epochs(self, position: int) -> float:
-        """Return the number of epochs trained after `position` units."""
         epochs, step = divmod(position, self.units)
         return epochs + step * self.share_of_unit(0)  # the validation comes last
 
@@ -110,7 +109,6 @@ class Forecaster:
         self.done -= self.parts.count_epochs(before) - self.parts.count_epochs(position)
 
     def trial_restored(self, trial: LiveTrial) -> None:
-        """Note a trial that an earlier process has trained."""
         record = trial.record
         if record.epochs and record.epochs[-1].seconds > 0:
             self._time_units(self.parts.units, record.epochs[-1].seconds, 1.0)
@@ -216,7 +214,6 @@ class Overview:
         self.forecaster.unit_ends(worker, self._now(), step)
 
     def unit_lost(self, worker: int) -> None:
-        """Note that a worker's unit, if it had one, failed or was lost."""
         self.forecaster.unit_ends(worker, self._now())
 
     def show_start(self, trials: Iterable[LiveTrial], workers: int) -> None:
@@ -356,7 +353,6 @@ class EndedTrials:
         return self.counts - Counter(row.status for row in rows if row.number in self)
 
     def mark_shown(self) -> None:
-        """Note that displays have shown all trials that ended so far."""
         self._unshown.clear()
 
     def _shown_rank(self, row: TrialRow) -> float:

@@ -200,7 +200,6 @@ class Restorer:
     def _continue_from_kept_state(
         self, record: TrialRecord, attempt: int, lost: list[EpochRecord]
     ) -> ResumePoint:
-        """Continue from the last state that is in a file, or from the beginning."""
         if lost:
             position = (record.done + len(lost)) * self._per_epoch
             return ResumePoint(position, attempt, self._kept_state_of(lost[-1]), lost)
@@ -303,7 +302,6 @@ class Previous:
     """The differences between this environment and the one in which the run began."""
 
     def find_trials_to_extend(self) -> Iterator[TrialRecord]:
-        """Yield the finished trials that are to be trained further."""
         for record in self.saved.records:
             if record.status == "finished" and self.request.includes(record):
                 yield record
@@ -312,7 +310,6 @@ class Previous:
 def reopen_run(
     previous: Previous, settings: Settings, context: RunContext
 ) -> tuple[OwnedRun, RestoredRun]:
-    """Open the store for writing and find the position of every trial."""
     saved, owner = previous.saved, previous.owner
     make_folders(settings.folder, settings.state_dir)
     claim_state_dir(settings.state_dir, settings.folder, saved.meta["id"])

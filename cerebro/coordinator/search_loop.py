@@ -74,7 +74,6 @@ class Rounds:
         return not self._due
 
     def expects(self, trial: int) -> bool:
-        """Return whether a report of the trial is still to arrive or to be delivered."""
         return trial in self._arrived or trial in self._next or trial in self._due
 
     def join(self, trial: int) -> None:
@@ -205,7 +204,6 @@ class SearchLoop:
         return self._changed
 
     def finish(self) -> None:
-        """Save the searcher's final state, unless it is already saved."""
         if self.searcher.is_recorded and not self._saving.is_complete:
             with self._record.group():
                 self._save_searcher()
@@ -256,7 +254,6 @@ class SearchLoop:
             self.trial_ended(trial)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loop's own state as JSON, for resuming the run."""
         state = {"fresh": self.begun, "is_exhausted": self.is_exhausted}
         # Unless the searcher is adaptive, every trial that has not ended is a member.
         return state | self.rounds.state_dict() if self.searcher.adaptive else state
@@ -413,7 +410,6 @@ class SearchLoop:
         return InputError(f"the searcher {self._strategy.searcher_name}{what}")
 
     def _check(self, suggestion: Any) -> None:
-        """Raise InputError if a suggestion cannot be carried out."""
         problem = suggestion_problem(suggestion)
         if problem is None:
             epochs = suggestion.epochs or self._limits.epochs

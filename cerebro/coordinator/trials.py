@@ -228,7 +228,6 @@ class LiveTrials(TrialTable[LiveTrial]):
             clone.clone_of = self.states.clone_of(parent.record, epoch)
 
     def _release_clones(self, parent: LiveTrial, epoch: int) -> None:
-        """Start the clones that have waited for this epoch of their parent."""
         for clone in self._awaited.pop((parent.record.number, epoch), ()):
             if clone.record.status not in ENDED:
                 clone.clone_of = self.states.clone_of(parent.record, epoch)
@@ -247,7 +246,6 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._notify_of(trial.record, "on_epoch_end", dict(epoch.metrics))
 
     def extend(self, trial: LiveTrial) -> None:
-        """Let a trial train its next epoch."""
         if self._stepwise:
             self._schedule.extend_trial(trial.record.number, self._goal(trial))
             self.states.retire(trial.record, trial.reported_epoch)
@@ -266,12 +264,10 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._free(trial.record.number)
 
     def _free(self, number: int) -> None:
-        """Remove a trial's slots, and let workers free what they hold of it."""
         remove_slots(Path(self._context.folders.slots), number)
         self.held.free(number)
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
-        """Let a paused trial train until `epochs` are done."""
         record = trial.record
         self.aim(trial, epochs)
         self._unwritten.add(record.number)
@@ -288,12 +284,10 @@ class LiveTrials(TrialTable[LiveTrial]):
     # --- the user's commands ---------------------------------------------
 
     def hold(self, trial: LiveTrial) -> None:
-        """Dispatch no unit of the trial until it is released."""
         trial.held = True
         self._hold_or_release(trial)
 
     def release(self, trial: LiveTrial) -> None:
-        """Release a trial that was held."""
         trial.held = False
         self._hold_or_release(trial)
         if trial.record.status == "paused" and not trial.paused_by_searcher:
@@ -430,7 +424,6 @@ class LiveTrials(TrialTable[LiveTrial]):
     # --- counting --------------------------------------------------------
 
     def _goal(self, trial: LiveTrial) -> int:
-        """Return the number of epochs up to which the scheduler may train the trial."""
         if not self._stepwise:
             return trial.record.target_epochs
         epochs = trial.reported + (1 if trial.paused_by_searcher else 2)
@@ -534,7 +527,6 @@ class KeptStates:
         self.retire(record, for_clones)
 
     def discard(self, file: str | None, state_hash: str) -> None:
-        """Delete the unpublished state of an epoch that does not count."""
         if file is not None:
             remove_state(self._paths_of(file, state_hash)[0])
 
@@ -567,5 +559,4 @@ class KeptStates:
         return any(trial == number for trial, _ in self._needed)
 
     def forget(self, number: int) -> None:
-        """Forget a trial that has ended; its kept states stay as they are."""
         self._kept.pop(number, None)

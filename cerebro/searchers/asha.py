@@ -47,12 +47,10 @@ class _Rung:
 
     @property
     def moved(self) -> int:
-        """The number of promoted trials."""
         return bisect_left(self._ranked, (math.inf, -1)) - len(self._stayed)
 
     @property
     def promotable(self) -> int:
-        """The number of trials that can be promoted now."""
         stayed = set(self._stayed)
         return sum(entry in stayed for entry in self._ranked[: len(self) // self._factor])
 

@@ -406,7 +406,6 @@ def decode_value(value: float | None) -> float:
 
 
 def encode_values(values: Mapping[int, float]) -> list[list[Any]]:
-    """Return the values of trials as JSON."""
     return [[trial, encode_value(value)] for trial, value in values.items()]
 
 

@@ -52,7 +52,6 @@ class Bracket:
 
     @property
     def wants_new(self) -> bool:
-        """Whether the first rung needs another trial."""
         return self.level == 0 and self.begun < self.rungs[0].trials
 
     @property
