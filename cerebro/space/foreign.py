@@ -36,7 +36,7 @@ from cerebro.space.dimensions import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Quantized(Dimension):
     """The multiple of `q` nearest to a number from `inner`, or `q` times an `Integer`'s value."""
 
@@ -79,9 +79,6 @@ class Quantized(Dimension):
 
     def to_json(self) -> dict[str, Any]:
         return {"type": "quantized", "inner": self.inner.to_json(), "q": self.q}
-
-    def __repr__(self) -> str:
-        return f"quantized({self.inner!r}, {self.q!r})"
 
 
 @dataclass(frozen=True)
