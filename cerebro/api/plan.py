@@ -215,7 +215,6 @@ threads, seed, shuffle, stagger, live_models, devices, workers_per_device
     run = _PlannedRun(search, views, order, 1.0 / speed, live_models, places)
     for _ in range(count):
         run.join()
-    run.place()
     simulation = run.run_to_end()
     rows = bytes_read = 0
     for unit in simulation.units:
@@ -270,14 +269,12 @@ class _PlannedRun(SimulatedRun):
         self._each = 1 if views.folds is None else len(views.folds)
         self._done: Counter[int] = Counter()  # by configuration: folds that have finished the epoch
 
-    def place(self) -> None:
-        """Tell the scheduler which workers hold which shards, once all workers have joined."""
+    def run_to_end(self) -> Simulation:
+        # All workers have joined: tell the scheduler which of them hold which shards.
         holders = self._places.holders({worker: worker for worker in range(self.workers)})
         if holders is not None:
             for part, pool in enumerate(self._order.pool_of_part):
                 self.schedule.set_holders(part, holders[pool])
-
-    def run_to_end(self) -> Simulation:
         self._begin(self._search.take_ready())
         return super().run_to_end()
 

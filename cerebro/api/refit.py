@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
+from cerebro.api.replay import find_trial
 from cerebro.api.search import search
-from cerebro.arguments import check_whole_number
 from cerebro.errors import InputError, shorten_tracebacks
 from cerebro.machine.guard import refuse
 from cerebro.results.result import Result, open_run
@@ -80,7 +80,9 @@ def refit(
     """
     refuse("cerebro.refit")
     searched = open_run(run, build=build)
-    the_trial = _trial_of(searched, trial)
+    if isinstance(trial, Trial) and trial.fold is not None:
+        raise InputError("trial must be a configuration, not one of its folds")
+    the_trial = searched.best if trial is None else find_trial(searched, trial)
     if data is None:
         if searched.saved.folds() is None:
             raise InputError(
@@ -116,21 +118,6 @@ def refit(
             progress=progress,
             **{name: settings[name] for name in _KEPT},
         )
-
-
-def _trial_of(result: Result, trial: int | Trial | None) -> Trial:
-    if trial is None:
-        return result.best
-    if isinstance(trial, Trial):
-        if trial.fold is not None:
-            raise InputError("trial must be a configuration, not one of its folds")
-        trial = trial.number
-    number = check_whole_number("trial", trial, 0)
-    if number >= len(result.trials):
-        raise InputError(
-            f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}"
-        )
-    return result.trials[number]
 
 
 def _ranking_of(trial: Trial, metric: str, mode: str) -> tuple[str, Any]:

@@ -227,21 +227,22 @@ def _combine_folds(record: TrialRecord, folds: list[Replay]) -> Replay:
     return Replay(record.number, epochs, [], next(errors, None), record.first_epoch, folds)
 
 
-def _record_of(result: Result, trial: int | Trial) -> TrialRecord:
+def find_trial(result: Result, trial: int | Trial) -> Trial:
+    """Return the result's trial of this number; raise InputError if there is none."""
     number = trial.number if isinstance(trial, Trial) else check_whole_number("trial", trial, 0)
-    if isinstance(trial, Trial) and trial.fold is not None:
-        record = trial.record
-    elif number >= len(result.trials):
-        raise InputError(
-            f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}"
-        )
-    else:
-        record = result.trials[number].record
+    if number < len(result.trials):
+        return result.trials[number]
+    raise InputError(f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}")
+
+
+def _record_of(result: Result, trial: int | Trial) -> TrialRecord:
+    if not isinstance(trial, Trial) or trial.fold is None:
+        trial = find_trial(result, trial)
+    record = trial.record
     if not any(part.epochs for part in (record, *record.folds)):
         cause = f" ({record.error})" if record.error else ""
-        raise InputError(
-            f"trial {number} of {result.path} has finished no epoch{cause}: nothing to replay"
-        )
+        name = f"trial {record.number} of {result.path}"
+        raise InputError(f"{name} has finished no epoch{cause}: nothing to replay")
     return record
 
 
