@@ -123,10 +123,8 @@ def check_hop(
 ) -> HopCheck:
     """Try a configuration on the first worker while the others import the model's libraries.
 
-    A worker that joins meanwhile imports them too. A lost worker is replaced; if that is
-    impossible, another one takes over its check. The first problem ends the hop check. Raise
-    InputError if the model reads validation columns that do not fit the training data, and
-    WorkerError if no worker is left.
+    Lost workers are replaced; if that fails, another one takes over their check. The first problem
+    ends it. Raise InputError if the data does not fit the model, WorkerError if no worker is left.
     """
     tried = HopCheck()
     unchecked: CheckTask | None = None
@@ -187,10 +185,7 @@ def _replace(executor: Executor, worker: int, *, others: bool) -> int | None:
 
 
 def warn_if_reordered(executor: Executor, worker: int, first: TrialRecord, order: str) -> None:
-    """Warn if ``build`` makes the parameters in another order than when the run began.
-
-    This is for a run that is resumed in the user's process, whose hash seed is its own.
-    """
+    """Warn if ``build`` makes parameters in another order here, with this process's hash seed."""
     executor.submit(worker, CheckTask(first.config, build_only=True, number=first.number))
     (event,) = executor.wait(None)
     if isinstance(event, CheckDone) and event.model.parameter_order not in ("", order):
@@ -228,8 +223,7 @@ def _build_on_first(
 ) -> str | None:
     """Let the first of the `ready` workers build a model; return why it fails, or None.
 
-    Lost workers are replaced in `ready`, and new ones are added. If the first one is lost, return
-    None: its trial will report this.
+    `ready` is kept up to date. If the first one is lost, its trial will report this: return None.
     """
     first, pending, error = ready[0], True, None
     executor.submit(first, task)

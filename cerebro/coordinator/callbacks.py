@@ -14,10 +14,9 @@ from cerebro.run.records import TrialRecord
 
 
 class Hooks:
-    """Calls the hooks of a run's callbacks and remembers which callback failed.
+    """Calls the hooks of a run's callbacks; their exceptions propagate unchanged.
 
-    Exceptions of callbacks propagate unchanged; `cause_of` names the callback. An observer that
-    fails is not called again. `view` makes a `Trial`, a copy of the trial as it is now.
+    An observer that fails is not called again. `view` makes a `Trial`, a copy as it is now.
     """
 
     def __init__(self, callbacks: Sequence[Any], view: Callable[[TrialRecord], Any]) -> None:

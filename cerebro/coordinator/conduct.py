@@ -192,8 +192,7 @@ def exit_on_sigterm() -> Iterator[None]:
 class RunSession:
     """Holds the resources of a process that trains a run, and closes them, the owner's lock last.
 
-    Without an exception, the workers end and the run gets the coordinator's status. On any
-    exception, the workers are killed, and all finished work is kept.
+    On an exception, the workers are killed, and all finished work is kept.
     """
 
     def __init__(self, settings: Settings, context: RunContext) -> None:

@@ -25,10 +25,10 @@ _NO_METRIC = "the model reports no metric"
 
 
 def raise_if_alike(first: Sequence[TrialRecord], folder: Path | None = None) -> None:
-    """Raise RunError with the first error if the first trials, by number, all failed alike.
+    """Raise RunError if the first trials, by number, all failed alike, without an epoch.
 
-    Later trials do not count, so the result does not depend on the number of workers. A trial that
-    finished an epoch proves that the code works. `folder` is the run's, None if it will be removed.
+    Later trials do not count, so the result does not depend on the number of workers. `folder` is
+    the run's, None if it will be removed.
     """
     if len(first) < ALIKE_FAILURES:
         return
@@ -65,10 +65,7 @@ def _locate_traceback(first: TrialRecord, folder: Path | None) -> str:
 
 
 def failure_kind(record: TrialRecord) -> tuple[str, ...]:
-    """Return a key for failures of the same kind: the exception's type and the user's line.
-
-    If no line of the user's code is involved, the key is the message without its numbers.
-    """
+    """Return a key for failures alike: the exception's type and the user's line, or the message."""
     raised = record.raised
     if raised.place:
         return raised.bases[0], raised.place
@@ -101,10 +98,9 @@ def list_not_finite(metrics: Mapping[str, float]) -> str:
 def explain_missing_metric(
     name: str, metrics: Iterable[str], *, validated: bool, words: Words
 ) -> str | None:
-    """Return why an epoch's metrics cannot rank the trial; None if they can.
+    """Return why a model with these metrics cannot be ranked by the metric `name`; None if it can.
 
-    If `validated`, the ranking metric must come from validation. `metrics` are all names, with
-    ``train_`` and ``val_``, too. `words` has what the model's users call its methods.
+    If `validated`, the ranking metric must come from validation.
     """
     names = set(metrics)
     if _can_rank(name, names, validated=validated):
@@ -147,11 +143,11 @@ class Verdict:
 
 
 class LostWorkers:
-    """Counts lost workers and decides whether to retry units and replace workers.
+    """Decides whether to retry units and to replace workers.
 
     A unit that a lost worker had begun may have killed it, and is retried at most `max_retries`
-    times. Otherwise the machine is to blame, and the loss does not count against the unit. After
-    several such losses in a row, lost workers are not replaced.
+    times. Otherwise the machine is to blame; after several such losses in a row, lost workers are
+    not replaced.
     """
 
     def __init__(self, max_retries: int) -> None:

@@ -4,16 +4,16 @@ A trial continues from its newest complete state, either in its slots, if their 
 in the file of a finished epoch. The store's rows may be older than the states, because a separate
 thread writes them. So for every trial that continues:
 
-1. Finished epochs whose rows were lost with the coordinator are recovered from two sources: files
-whose content matches the hash in their name, and slots whose position is exactly the end of the
-epoch. A state contains the epoch's metric sums, so the row can be written as before.
-2. The trial continues from its slots if they are less than one epoch past the last such epoch.
-Otherwise the row of an epoch in between would be lost. The slots must also not be past the trial's
-target epochs: if they are, the store has lost a higher target.
-3. Otherwise the trial continues from the state of its last epoch, or from its beginning.
+1. Finished epochs whose rows were lost with the coordinator are recovered from files whose content
+matches the hash in their name, and from slots at exactly the end of the epoch. A state contains the
+epoch's metric sums, so the row can be written as before.
+2. The trial continues from its slots if they are less than one epoch past the last such epoch (else
+the row of an epoch in between would be lost), and not past its target epochs (else the store has
+lost a higher target).
+3. Otherwise it continues from the state of its last epoch, or from its beginning.
 
-The slots that are used are moved to new files. If a worker of the old process is still alive,
-stopped in the middle of a write, it later writes to files that no process reads.
+The slots that are used are moved to new files: a worker of the old process that was stopped in the
+middle of a write may later write to the old ones, which no process reads.
 """
 
 from __future__ import annotations
@@ -52,16 +52,11 @@ from cerebro.worker.messages import RunContext
 class ResumePoint:
     """Where a trial continues."""
 
-    position: int
-    """The number of committed units."""
-    attempt: int = 0
-    """The number of the next dispatch, higher than any that the slots have seen."""
-    origin: states.KeptState | None = None
-    """The state to load, if it is not in the slots."""
-    lost: list[EpochRecord] = field(default_factory=list)
-    """Finished epochs whose rows are missing in the store."""
-    epoch_seconds: float = 0.0
-    """The seconds that the epoch in progress has taken so far."""
+    position: int  # the number of committed units
+    attempt: int = 0  # the number of the next dispatch, higher than any that the slots have seen
+    origin: states.KeptState | None = None  # the state to load, if it is not in the slots
+    lost: list[EpochRecord] = field(default_factory=list)  # their rows are missing in the store
+    epoch_seconds: float = 0.0  # of the epoch in progress
 
 
 @dataclass
@@ -69,17 +64,13 @@ class RestoredRun:
     """The state of a run from which a coordinator resumes it."""
 
     seconds: float  # on the run's clock
-    loop: dict[str, Any] | None
-    """The search loop's own state, stored in addition to the searcher's."""
-    decisions: dict[int, LastDecision]
-    """The searcher's last decision for each trial."""
+    loop: dict[str, Any] | None  # the search loop's own state
+    decisions: dict[int, LastDecision]  # the searcher's last decision for each trial
     decision_count: int = 0  # including suggestions
-    partly: bool = False
-    """Whether open trials that are not resumed may remain."""
-    trials: list[LiveTrial] = field(default_factory=list)
-    """All trials by number; resumed trials wait at their positions."""
+    partly: bool = False  # whether open trials that are not resumed may remain
+    trials: list[LiveTrial] = field(default_factory=list)  # by number
     lost: dict[int, list[EpochRecord]] = field(default_factory=dict)
-    """Finished epochs whose rows are missing in the store, by trial."""
+    """By trial: finished epochs whose rows are missing in the store."""
 
 
 @dataclass
@@ -93,7 +84,7 @@ class _Slots:
 
 
 class Restorer:
-    """Finds the position from which each trial continues; see the module's docstring.
+    """Finds the position from which each trial continues.
 
     `units` has the seconds of recorded units whose epoch has no row, by trial, epoch and step.
     """
@@ -276,10 +267,8 @@ def _file_of(epoch: EpochRecord) -> str:
 class ResumeRequest:
     """The trials of a run to resume, and their target epochs."""
 
-    epochs: int | None = None
-    """The new number of target epochs; None: as before."""
-    trials: tuple[int, ...] | None = None
-    """The numbers of the trials to resume; None: all that are open."""
+    epochs: int | None = None  # None: as before
+    trials: tuple[int, ...] | None = None  # their numbers; None: all that are open
     trials_each: int = 1
     """How many of the store's trials, its folds, belong to each number in `trials`."""
 

@@ -1,21 +1,9 @@
 """A trial in training: its record, and the state that the coordinator needs until it ends.
 
-A trial that has not ended gets no unit while one of these fields is set, or while it is a clone
-that waits for its parent (`LiveTrials`):
-
-==================  =====================================  =======================================
-field               reason to wait                         cleared by
-==================  =====================================  =======================================
-held                the user paused or stopped it          the user, who continues it
-stopping            the user stopped it; it is `held` too  its end, as soon as no unit of it runs
-paused_by_searcher  the searcher paused it                 the searcher, which resumes or drops it
-awaits_state        its last epoch's state is being        `StateKept` or `StateLost`
-                    copied
-==================  =====================================  =======================================
-
-Its status is "waiting" until its first unit and whenever it has been resumed or continued,
-"running" from its next unit on, and "paused" while the searcher or the user
-pauses it and no unit of it runs.
+A trial that has not ended gets no unit while it is held, is paused by the searcher or awaits a
+state, or while it is a clone that waits for its parent (`LiveTrials`). Its status is "waiting"
+until its first unit and whenever it has been resumed or continued, "running" from its next unit on,
+and "paused" while the searcher or the user pauses it and no unit of it runs.
 """
 
 from __future__ import annotations
@@ -32,7 +20,7 @@ from cerebro.worker.messages import UnitDone
 
 @dataclass
 class LiveTrial:
-    """A trial's record and its state in training; see the module's docstring."""
+    """A trial's record and its state in training."""
 
     record: TrialRecord
     position: int = 0
@@ -45,9 +33,13 @@ class LiveTrial:
     worker: int | None = None
     """The worker that runs its current unit."""
     held: bool = False
+    """Whether the user paused or stopped it, and has not continued it."""
     stopping: bool = False
+    """Whether the user stopped it: it is `held`, and ends as soon as no unit of it runs."""
     paused_by_searcher: bool = False
+    """Whether the searcher paused it, and has neither resumed nor dropped it."""
     awaits_state: bool = False
+    """Whether its last epoch's state is being copied, until `StateKept` or `StateLost`."""
     lost_states: int = 0
     """How often it went back in this epoch because a state was lost."""
     reported: int = -1
