@@ -32,10 +32,8 @@ class Commands:
         self._notes = 0
         self._clock = clock
         self._stop_by = 0.0
-        self.paused = False
-        """Whether the run is paused: no unit begins for now."""
-        self.stopping = False
-        """Whether the run is stopped: no unit begins any more."""
+        self.paused = False  # whether the run is paused: no unit begins for now
+        self.stopping = False  # whether the run is stopped: no unit begins any more
 
     @property
     def gave_up(self) -> bool:

@@ -61,8 +61,7 @@ class RunClock:
         self._started = self._begun - before
         self.wall_started = time.time() - before
         self.limit = limit
-        self.is_over = False
-        """Whether the time limit has been noticed; see :meth:`check`."""
+        self.is_over = False  # whether the time limit has been noticed; see :meth:`check`
 
     def now(self) -> float:
         """Return the seconds since the run's start, without those between its processes."""
@@ -114,8 +113,7 @@ class Coordinator:
             settings, progress, self.clock.now, forecaster, self._count_work_to_come
         )
         shared = settings, context, store, self._dispatcher.schedule, self._overview
-        self._searched: LiveTrials | FoldedTrials
-        """The trials that the searcher and the user see."""
+        self._searched: LiveTrials | FoldedTrials  # the trials that the searcher and the user see
         if settings.folds is None:
             self._searched = self._trials = LiveTrials(
                 *shared,
@@ -130,8 +128,7 @@ class Coordinator:
         self._loop = SearchLoop(settings, searcher, store, hooks, self._searched, first)
         # By trial: the last unit of an epoch whose state is being copied.
         self._awaiting_state: dict[int, messages.UnitDone] = {}
-        self.words = Words()
-        """What the model's users call its methods, for messages."""
+        self.words = Words()  # what the model's users call its methods, for messages
         self._commands = Commands(
             settings.folder / control.FOLDER, partial(self.events.add, "command")
         )

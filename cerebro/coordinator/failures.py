@@ -136,10 +136,8 @@ MAX_START_LOSSES = 3
 class Verdict:
     """What follows from losing a worker."""
 
-    text: str
-    """What happened, and in which unit; recorded as an event of the run."""
-    error: str | None = None
-    """Why the trial must be given up; None if it continues."""
+    text: str  # what happened, and in which unit; recorded as an event of the run
+    error: str | None = None  # why the trial must be given up; None if it continues
 
 
 class LostWorkers:

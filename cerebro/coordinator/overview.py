@@ -87,8 +87,7 @@ class Forecaster:
         self._timed_epochs = 0.0
         self._ended_trials = 0
         self._ended_share = 0.0  # of their epochs, summed over the ended trials
-        self.done = 0.0
-        """The number of epochs trained so far, including those of earlier processes."""
+        self.done = 0.0  # the number of epochs trained so far, including those of earlier processes
 
     def unit_begins(self, trial: int, worker: int, now: float) -> None:
         self._began[worker] = trial, now
@@ -194,13 +193,10 @@ class Overview:
         self._share = 0.0  # the largest share shown so far
         self._next_show = 0.0
         self.ended = EndedTrials(settings.ranking)
-        self.first_unit: float | None = None
-        """The time at which the first unit was dispatched."""
+        self.first_unit: float | None = None  # the time at which the first unit was dispatched
         self.busy_seconds = 0.0
-        self.paused = False
-        """Whether a command has paused the run."""
-        self.waited = 0.0
-        """The seconds that the run spent waiting to be resumed."""
+        self.paused = False  # whether a command has paused the run
+        self.waited = 0.0  # the seconds that the run spent waiting to be resumed
 
     def unit_begins(self, trial: int, worker: int) -> None:
         now = self._now()
@@ -308,8 +304,7 @@ class EndedTrials:
     """Keeps what displays need about a run's ended trials; see the module's docstring."""
 
     def __init__(self, ranking: Ranking) -> None:
-        self.counts: Counter[str] = Counter()
-        """The number of ended trials by status."""
+        self.counts: Counter[str] = Counter()  # the number of ended trials by status
         self.leader: tuple[float, int] | None = None
         """The best ended trial: its metric, negated if larger is better, and its number."""
         self._ranking = ranking

@@ -154,8 +154,7 @@ class SearchLoop:
     ) -> None:
         self.searcher = searcher
         self.rounds = Rounds(ordered=searcher.adaptive and not settings.strategy.asynchronous)
-        self.is_exhausted = False
-        """Whether the searcher will not be asked again."""
+        self.is_exhausted = False  # whether the searcher will not be asked again
         self._ranking = settings.ranking
         self._limits = settings.limits
         self._strategy = settings.strategy
@@ -164,8 +163,7 @@ class SearchLoop:
         self._hooks = hooks
         self._trials = trials
         self._first = first
-        self.begun = 0
-        """The number of trials that have begun, not counting clones."""
+        self.begun = 0  # the number of trials that have begun, not counting clones
         self._changed = False
         self._saving = StateSaving(searcher)
         self._ended_early: set[int] = set()  # trials whose reports the searcher still receives

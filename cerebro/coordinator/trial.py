@@ -27,21 +27,17 @@ class LiveTrial:
     """The number of units committed to its state, including those of a clone's parent."""
     dispatches: int = 0
     epoch_seconds: float = 0.0
-    last_unit: UnitDone | None = None
-    """The unit that wrote the committed state."""
+    last_unit: UnitDone | None = None  # the unit that wrote the committed state
     rows_per_second: float | None = None
-    worker: int | None = None
-    """The worker that runs its current unit."""
-    held: bool = False
-    """Whether the user paused or stopped it, and has not continued it."""
+    worker: int | None = None  # the worker that runs its current unit
+    held: bool = False  # whether the user paused or stopped it, and has not continued it
     stopping: bool = False
     """Whether the user stopped it: it is `held`, and ends as soon as no unit of it runs."""
     paused_by_searcher: bool = False
     """Whether the searcher paused it, and has neither resumed nor dropped it."""
     awaits_state: bool = False
     """Whether its last epoch's state is being copied, until `StateKept` or `StateLost`."""
-    lost_states: int = 0
-    """How often it went back in this epoch because a state was lost."""
+    lost_states: int = 0  # how often it went back in this epoch because a state was lost
     reported: int = -1
     """The last epoch reported to the searcher, even if the trial did not train it."""
     clone_of: CloneOf | None = None
@@ -50,10 +46,8 @@ class LiveTrial:
     """Where its state is if not in its slots, until its next unit is committed."""
     expected: dict[int, str] = field(default_factory=dict)
     """The original hashes of epochs that are trained again because their states were lost."""
-    scheduled: bool = False
-    """Whether the scheduler knows it."""
-    started: bool = False
-    """Whether `on_trial_start` has been called."""
+    scheduled: bool = False  # whether the scheduler knows it
+    started: bool = False  # whether `on_trial_start` has been called
     history: list[dict[str, Any]] = field(default_factory=list)
     """The history that `EarlyStopping` reads."""
     noted: set[Any] = field(default_factory=set)
