@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import cerebro._core as _core
-from cerebro.api.settings import devices_of, idle_advice, resolve_mode
+from cerebro.api.settings import devices_of, idle_advice
 from cerebro.arguments import check_real_number, check_whole_number, worker_count
 from cerebro.coordinator.dispatcher import evaluation_cost, make_schedule
 from cerebro.coordinator.simulated_trials import SimulatedSearch
@@ -34,6 +34,7 @@ from cerebro.run.records import Ranking
 from cerebro.run.settings import MAX_SEED, Batches, Exactness, Limits, SearchSettings, Strategy
 from cerebro.searchers import make_searcher
 from cerebro.searchers.base import Searcher
+from cerebro.searchers.metrics import metric_mode
 from cerebro.space import as_space
 
 
@@ -184,7 +185,7 @@ threads, seed, shuffle, stagger, live_models, devices, workers_per_device
     rows_per_second = check_real_number("rows_per_second", rows_per_second, above=0, optional=True)
     the_searcher = make_searcher(searcher)
     settings = SearchSettings(
-        ranking=Ranking(metric, resolve_mode(metric, mode), "best"),
+        ranking=Ranking(metric, metric_mode(metric, mode), "best"),
         strategy=Strategy(
             searcher_name=type(the_searcher).__name__,
             width=check_whole_number("width", 8 if width is None else width, 1),

@@ -21,7 +21,6 @@ from cerebro.api.settings import (
     devices_of,
     eval_rows,
     idle_advice,
-    resolve_mode,
     seconds_per_unit,
     set_up_searcher,
 )
@@ -72,7 +71,7 @@ from cerebro.run.settings import (
 from cerebro.run.store import FILE
 from cerebro.searchers import make_searcher
 from cerebro.searchers.base import DONE, Searcher, suggestion_problem
-from cerebro.searchers.metrics import EarlyStopping
+from cerebro.searchers.metrics import EarlyStopping, metric_mode
 from cerebro.space import Space, as_space
 from cerebro.worker.messages import CheckDone, CheckTask, RunFolders
 
@@ -297,7 +296,7 @@ def search(
             train=train,
             validation=held_out,
             folds=folds,
-            ranking=Ranking(metric, resolve_mode(metric, mode), select),
+            ranking=Ranking(metric, metric_mode(metric, mode), select),
             strategy=Strategy(
                 searcher_name=searcher if isinstance(searcher, str) else type(searcher).__name__,
                 width=check_whole_number("width", 8 if width is None else width, 1),

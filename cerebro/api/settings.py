@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from cerebro.arguments import (
     KERAS_CALLBACKS,
@@ -20,7 +20,7 @@ from cerebro.machine.devices import ALL, CPU, MAX_WORKERS, are_gpus, choose_devi
 from cerebro.model import Info, is_keras
 from cerebro.run.settings import Settings
 from cerebro.searchers.base import Searcher
-from cerebro.searchers.metrics import EarlyStopping, metric_mode
+from cerebro.searchers.metrics import EarlyStopping
 from cerebro.space import Space
 from cerebro.worker.models import make_info
 
@@ -155,12 +155,6 @@ def eval_rows(data: Dataset) -> int | None:
             return None
         values += size
     return EVAL_ROWS if values <= MOST_VALUES else None
-
-
-def resolve_mode(metric: Any, mode: Any) -> Literal["min", "max"]:
-    if not isinstance(metric, str) or not metric:
-        raise InputError(f"metric must be a metric's name, not {metric!r}")
-    return metric_mode(metric, mode)
 
 
 def choose_worker_count(workers: Any, executor: Any) -> Any:

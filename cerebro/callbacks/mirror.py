@@ -99,8 +99,6 @@ class Mirror(Observer):
         """Record that the next run was downloaded from this copy."""
         self._resumed = copy
 
-    # --- hooks -----------------------------------------------------------------
-
     def on_run_start(self, run: Any) -> None:
         """Begin to copy the run; raise InputError if the place holds a different one."""
         self._uploader = Uploader(self._objects, Path(run.path).absolute(), self._resumed)
@@ -134,8 +132,6 @@ class Mirror(Observer):
         if not self._is_current:
             self._has_warned = False
             self._warn(" The copy is not that of the end of the run: call upload(run) to make it.")
-
-    # --- inside ----------------------------------------------------------------
 
     def _follow(self) -> None:
         assert self._uploader is not None

@@ -165,8 +165,6 @@ class Restorer:
                 return True
         return False
 
-    # --- slots -----------------------------------------------------------
-
     def _read_slots(self, trial: int) -> tuple[_Slots | None, int]:
         """Return the state in the slots, if it is complete, and the number of the next dispatch."""
         states.finish_move(self._state_dir, trial)
@@ -186,8 +184,6 @@ class Restorer:
             return None, attempt
         return _Slots(position, of_attempt, packed, progress), attempt
 
-    # --- kept states -----------------------------------------------------
-
     def _continue_from_kept_state(
         self, record: TrialRecord, attempt: int, lost: list[EpochRecord]
     ) -> ResumePoint:
@@ -204,8 +200,6 @@ class Restorer:
 
     def _kept_state_of(self, epoch: EpochRecord) -> states.KeptState:
         return states.KeptState(str(self._epoch_dir / _file_of(epoch)), epoch.state_hash)
-
-    # --- epochs without a row --------------------------------------------
 
     def _find_lost_epochs(self, record: TrialRecord, slots: _Slots | None) -> list[EpochRecord]:
         """Find the epochs after the last recorded one that have a complete state, in a file now."""

@@ -421,8 +421,6 @@ class LiveTrials(TrialTable[LiveTrial]):
         """Return the epoch whose state must stay because a clone may start from it."""
         return trial.reported_epoch if self._stepwise else None
 
-    # --- counting --------------------------------------------------------
-
     def _goal(self, trial: LiveTrial) -> int:
         if not self._stepwise:
             return trial.record.target_epochs

@@ -40,7 +40,6 @@ class Bracket:
 
     rungs: Sequence[Rung]
     level: int = 0  # of the rung that is being filled
-    begun: int = 0  # trials of the first rung
     values: dict[int, float] = field(default_factory=dict)  # to minimize; infinity: ended
     members: list[int] = field(default_factory=list)  # of this rung
     waiting: list[int] = field(default_factory=list)  # promoted, not suggested yet; best first
@@ -52,21 +51,18 @@ class Bracket:
 
     @property
     def wants_new(self) -> bool:
-        return self.level == 0 and self.begun < self.rungs[0].trials
+        return self.level == 0 and len(self.members) < self.rung.trials
 
     @property
     def is_over(self) -> bool:
-        return (
-            not self.wants_new
-            and self.level == len(self.rungs) - 1
-            and len(self.values) == len(self.members)
-        )
+        is_full = not self.wants_new and len(self.values) == len(self.members)
+        return is_full and self.level == len(self.rungs) - 1
 
     @property
     def epochs_to_come(self) -> int:
         alive = len(self.members) - sum(map(math.isinf, self.values.values()))
         if self.level == 0:
-            new = self.rungs[0].trials - self.begun
+            new = self.rung.trials - len(self.members)
             alive += new
             epochs = new * self.rung.epochs
         else:
@@ -76,23 +72,19 @@ class Bracket:
             epochs += alive * (rung.epochs - before.epochs)
         return epochs
 
-    def begin(self, trial: int) -> None:
-        self.members.append(trial)
-        self.begun += 1
-
     def decide(self, trial: int, epoch: int, value: float) -> Decision:
         """Decide how a member proceeds; called in an order that does not depend on timing."""
-        last = self.level == len(self.rungs) - 1
-        if epoch + 1 < self.rung.epochs and math.isfinite(value):
+        last, lives = self.level == len(self.rungs) - 1, math.isfinite(value)
+        if epoch + 1 < self.rung.epochs and lives:
             return Decision.CONTINUE
         self.values[trial] = value
         if last:
-            return Decision.CONTINUE if math.isfinite(value) else Decision.STOP
+            return Decision.CONTINUE if lives else Decision.STOP
         if len(self.values) == len(self.members) and not self.wants_new:
             paused = [t for t, v in self.values.items() if math.isfinite(v)]
             self._promote()
             self.dropped += [t for t in paused if t not in self.members]
-        return Decision.PAUSE if math.isfinite(value) else Decision.STOP
+        return Decision.PAUSE if lives else Decision.STOP
 
     def _promote(self) -> None:
         """Promote the best trials that have not ended; ties are decided by the lowest number."""
@@ -106,21 +98,15 @@ class Bracket:
             self.level = len(self.rungs) - 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "rungs": [list(rung) for rung in self.rungs],
-            "level": self.level,
-            "begun": self.begun,
-            "values": encode_values(self.values),
-            "members": list(self.members),
-            "waiting": list(self.waiting),
-            "dropped": list(self.dropped),
-        }
+        lists = {name: list(getattr(self, name)) for name in ("members", "waiting", "dropped")}
+        rungs, values = [list(rung) for rung in self.rungs], encode_values(self.values)
+        return {"rungs": rungs, "level": self.level, "values": values, **lists}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Bracket:
         rungs = [Rung(*rung) for rung in state["rungs"]]
         lists = (list(state[name]) for name in ("members", "waiting", "dropped"))
-        return cls(rungs, state["level"], state["begun"], decode_values(state["values"]), *lists)
+        return cls(rungs, state["level"], decode_values(state["values"]), *lists)
 
 
 class BracketSearcher(AdaptiveSearcher):
@@ -142,12 +128,9 @@ class BracketSearcher(AdaptiveSearcher):
 
     def _make_bracket(self, sizes: Iterable[tuple[int, int]], first: int) -> Bracket:
         """Return a bracket of rungs with at most these trials, of which `first` begin."""
-        return Bracket(
-            [
-                Rung(max(1, min(trials, first // self._reduction_factor**i)), epochs)
-                for i, (trials, epochs) in enumerate(sizes)
-            ]
-        )
+        factor = self._reduction_factor
+        rungs = [Rung(max(1, min(n, first // factor**i)), at) for i, (n, at) in enumerate(sizes)]
+        return Bracket(rungs)
 
     @property
     def _is_over(self) -> bool:
@@ -165,7 +148,7 @@ class BracketSearcher(AdaptiveSearcher):
                 return DONE if self._is_over else None
             self._brackets.append(needs_trial)
             self._opened += 1
-        needs_trial.begin(self._next)
+        needs_trial.members.append(self._next)
         self._of_trial[self._next] = needs_trial
         return self._suggest_new(needs_trial.rung.epochs)
 
@@ -195,7 +178,7 @@ class BracketSearcher(AdaptiveSearcher):
         epochs, begun, number = 0, self._next, self._opened
         for bracket in self._brackets:
             epochs += bracket.epochs_to_come
-            begun += bracket.rungs[0].trials - bracket.begun if bracket.level == 0 else 0
+            begun += bracket.rung.trials - len(bracket.members) if bracket.level == 0 else 0
         while (planned := self._plan_bracket(number, begun)) is not None:
             epochs += planned.epochs_to_come
             begun += planned.rungs[0].trials

@@ -75,14 +75,14 @@ def _normalize_name(metric: str) -> str:
     return metric.lower().removeprefix("val_").removeprefix("train_").replace("-", "_")
 
 
-def metric_mode(metric: str, mode: str | None = None, *, argument: str = "metric") -> Mode:
+def metric_mode(metric: Any, mode: str | None = None, *, argument: str = "metric") -> Mode:
     """Return whether `metric` is minimized or maximized; raise InputError if this is unknown."""
+    if not isinstance(metric, str) or not metric:
+        raise InputError(f"{argument} must be the name of a metric, not {metric!r}")
     if mode is not None:
         if mode not in ("min", "max"):
             raise InputError(f"mode must be 'min' or 'max', not {mode!r}")
         return cast(Mode, mode)
-    if not isinstance(metric, str):
-        raise InputError(f"{argument} must be the name of a metric, not {metric!r}")
     usual = known_mode(metric)
     if usual is not None:
         return usual
