@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cerebro.coordinator.failures import list_not_finite
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.data import depots
 from cerebro.report.findings import UNREAD, Finding
@@ -112,9 +112,11 @@ class EventBook:
 
     def note_not_finite(self, trial: LiveTrial, epoch: int) -> None:
         """Record the first epoch in which a trial's validation metric is not finite."""
-        problem = list_not_finite(trial.record.epochs[-1].metrics)
-        if problem and trial.is_new("not finite"):
-            text = f"trial {trial.record.number}, epoch {epoch}: {problem}"
+        metrics = trial.record.epochs[-1].metrics
+        wrong = [k for k, v in metrics.items() if k.startswith("val_") and not math.isfinite(v)]
+        if wrong and trial.is_new("not finite"):
+            values = ", ".join(f"{name} is {metrics[name]}" for name in wrong)
+            text = f"trial {trial.record.number}, epoch {epoch}: {values}"
             self.add("not finite", text, trial.record.number)
 
     def _note_moved_batches(self, why: str) -> None:

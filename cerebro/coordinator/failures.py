@@ -89,12 +89,6 @@ def make_comparable(metrics: Mapping[str, float], by: Ranking) -> dict[str, floa
     return reported
 
 
-def list_not_finite(metrics: Mapping[str, float]) -> str:
-    """Return a list of the validation metrics that are not finite; empty if all are finite."""
-    names = [n for n, v in metrics.items() if n.startswith("val_") and not math.isfinite(v)]
-    return ", ".join(f"{name} is {metrics[name]}" for name in names)
-
-
 def explain_missing_metric(
     name: str, metrics: Iterable[str], *, validated: bool, words: Words
 ) -> str | None:

@@ -120,26 +120,16 @@ class ASHA(AdaptiveSearcher):
 
     def suggest(self) -> Suggested:
         """Return the trial to promote from the highest rung that has one, else a new trial."""
-        promoted = self._promote_trial()
-        if promoted is not None:
-            trial, epochs = promoted
-            self._live.add(trial)
-            return Suggestion({}, epochs, trial=trial)
-        if self._next < self._limit:
-            self._live.add(self._next)
-            promotion = self._variant == "promotion"
-            return self._suggest_new(self._epochs_of[0] if promotion else self._epochs)
-        return None if self._live else DONE
-
-    def _promote_trial(self) -> tuple[int, int] | None:
-        """Return a trial to promote and the epochs until which it trains; None if no trial can."""
-        if self._variant == "stopping":
-            return None
-        for level in range(len(self._rungs) - 2, -1, -1):
+        promotes = self._variant == "promotion"
+        for level in range(len(self._rungs) - 2, -1, -1) if promotes else ():
             trial = self._rungs[level].pop_promoted()
             if trial is not None:
-                return trial, self._epochs_of[level + 1]
-        return None
+                self._live.add(trial)
+                return Suggestion({}, self._epochs_of[level + 1], trial=trial)
+        if self._next < self._limit:
+            self._live.add(self._next)
+            return self._suggest_new(self._epochs_of[0] if promotes else self._epochs)
+        return None if self._live else DONE
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
         level = sum(epoch + 1 > epochs for epochs in self._epochs_of)

@@ -226,11 +226,8 @@ def as_dimension(value: object, name: str = "") -> Dimension:
             f"{name}: {value!r} is a tuple: give a list to choose among its items, "
             f"cerebro.uniform({ends}) for a range, or [{value!r}] for a constant"
         )
-    if isinstance(value, (list, range)) or _is_array(value):
+    # An array is NumPy's, a pandas Series or a tensor.
+    is_array = hasattr(value, "__array__") and getattr(value, "ndim", None) == 1
+    if isinstance(value, (list, range)) or is_array:
         return Choice(list(value))  # type: ignore[call-overload]
     return Constant(value)
-
-
-def _is_array(value: object) -> bool:
-    """Return whether this is a one-dimensional array: NumPy's, a pandas Series, a tensor."""
-    return hasattr(value, "__array__") and getattr(value, "ndim", None) == 1

@@ -299,7 +299,10 @@ def _from_optuna(value: Any, name: str) -> Dimension:
 
 def _from_scipy(value: Any, name: str) -> Dimension:
     kind = value.dist.name
-    arguments = _scipy_arguments(value)
+    # The names of the positional arguments: shapes come first.
+    shapes = (value.dist.shapes or "").replace(" ", "").split(",")
+    names = [*filter(None, shapes), "loc", "scale"]
+    arguments = {**dict(zip(names, value.args, strict=False)), **value.kwds}
     loc, scale = arguments.get("loc", 0), arguments.get("scale", 1)
     if kind == "uniform":
         return Uniform(loc, loc + scale)
@@ -314,10 +317,3 @@ def _from_scipy(value: Any, name: str) -> Dimension:
         f"scipy.stats.{kind}" + (f" with loc={loc}" if loc != 0 else ""),
         "use uniform, loguniform, norm or randint",
     )
-
-
-def _scipy_arguments(value: Any) -> dict[str, Any]:
-    """Return a frozen distribution's arguments by name; shapes come first, then loc, scale."""
-    shapes = (value.dist.shapes or "").replace(" ", "").split(",")
-    names = [shape for shape in shapes if shape] + ["loc", "scale"]
-    return {**dict(zip(names, value.args, strict=False)), **value.kwds}
