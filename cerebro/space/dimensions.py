@@ -353,3 +353,34 @@ def choice(options: Sequence[Any]) -> Choice:
 def normal(mean: float, std: float) -> Normal:
     """Return a dimension of normally distributed floats."""
     return Normal(mean, std)
+
+
+def when(name: str, value: Any, space: Mapping[str, Any]) -> When:
+    """Return a conditional space: its entries exist only if ``config[name] == value``.
+
+    Parameters
+    ----------
+    name
+        A key of the mapping that contains the ``when``, or of an enclosing one.
+    value
+        The value, or a list of values, for which the condition holds.
+    space
+        A mapping like any space; it may contain nested mappings and further conditions.
+
+    Examples
+    --------
+    The key is a label that does not appear in configurations; several conditions
+    may share one as a list:
+
+    >>> {
+    ...     "optimizer": ["sgd", "adamw"],
+    ...     "optimizer options": [
+    ...         when("optimizer", "sgd", {"momentum": uniform(0, 0.99)}),
+    ...         when("optimizer", "adamw", {"weight_decay": loguniform(1e-5, 1e-1)}),
+    ...     ],
+    ... }  # doctest: +SKIP
+
+    Two conditions may set the same key if they depend on the same name and have
+    no value in common.
+    """
+    return When(name, value, space)

@@ -15,9 +15,9 @@ import numpy as np
 
 from cerebro.errors import InputError
 from cerebro.space import Space, as_space
-from cerebro.space.conditions import Compiler, as_dimension
 from cerebro.space.dimensions import Choice, When, json_value
 from cerebro.space.foreign import translate
+from cerebro.space.search_space import Compiler, as_dimension
 
 Originals = dict[str, dict[str, Any]]
 """Choices by parameter and by the JSON text of the value that stands for them."""
