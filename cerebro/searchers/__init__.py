@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from cerebro.errors import InputError
 from cerebro.machine.imports import import_lazily
-from cerebro.searchers.asha import ASHA
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion, add_defaults
-from cerebro.searchers.hyperband import Hyperband, SuccessiveHalving, hyperband_brackets
+from cerebro.searchers.halving import ASHA, Hyperband, SuccessiveHalving, hyperband_brackets
 from cerebro.searchers.metrics import MedianStopping
 from cerebro.searchers.pbt import PBT
 from cerebro.searchers.sequences import GridSearch, QuasiRandomSearch, RandomSearch

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from cerebro.arguments import check_whole_number
 from cerebro.errors import InputError
 from cerebro.model import Info
 from cerebro.space import Space, json_value
@@ -370,30 +369,6 @@ class AdaptiveSearcher(SpaceSearcher):
     @abstractmethod
     def _load(self, state: Mapping[str, Any]) -> None:
         """Continue from what `_state` returned."""
-
-
-def check_rungs(
-    min_epochs: int, reduction_factor: int, epochs: int | None = None
-) -> tuple[int, int]:
-    """Return the first two arguments as ints; raise InputError unless they define valid rungs."""
-    min_epochs = check_whole_number("min_epochs", min_epochs, 1, math.inf)
-    reduction_factor = check_whole_number("reduction_factor", reduction_factor, 2, math.inf)
-    if epochs is not None and min_epochs > epochs:
-        raise InputError(
-            f"min_epochs={min_epochs} is above epochs={epochs}: give search() more epochs, or "
-            "the searcher a smaller min_epochs"
-        )
-    return min_epochs, reduction_factor
-
-
-def rung_epochs(min_epochs: int, reduction_factor: int, epochs: int) -> list[int]:
-    """Return the epochs at which trials are compared: a geometric series ending with `epochs`."""
-    rungs = []
-    at = min_epochs
-    while at < epochs:
-        rungs.append(at)
-        at *= reduction_factor
-    return [*rungs, epochs]
 
 
 def encode_value(value: float) -> float | None:
