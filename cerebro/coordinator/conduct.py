@@ -22,12 +22,12 @@ from cerebro.coordinator.before_training import (
     require_build,
     warn_if_reordered,
 )
-from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.coordinator import Coordinator
 from cerebro.coordinator.failures import explain_missing_metric
 from cerebro.coordinator.restore import Previous, reopen_run
 from cerebro.coordinator.searcher_record import is_describable
 from cerebro.coordinator.trials import make_recordable
+from cerebro.coordinator.user import Hooks
 from cerebro.errors import RunError, explain_interrupt, text_of
 from cerebro.executors.base import Executor
 from cerebro.executors.inline import InlineExecutor

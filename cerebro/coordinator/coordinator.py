@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import cerebro.control as control
-from cerebro.coordinator.callbacks import Hooks
-from cerebro.coordinator.commands import Commands
 from cerebro.coordinator.dispatcher import Dispatcher, evaluation_cost
 from cerebro.coordinator.event_book import EventBook
 from cerebro.coordinator.failures import (
@@ -34,6 +32,7 @@ from cerebro.coordinator.restore import RestoredRun
 from cerebro.coordinator.search_loop import SearchLoop
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trials import LiveTrials
+from cerebro.coordinator.user import Commands, Hooks
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.base import Executor
 from cerebro.model import Words

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cerebro._core as _core
-from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.overview import EndedTrials, Overview
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trials import LiveTrials, TrialTable
+from cerebro.coordinator.user import Hooks
 from cerebro.report.snapshot import TrialRow
 from cerebro.run.records import (
     ENDED,

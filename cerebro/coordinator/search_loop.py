@@ -19,10 +19,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.failures import make_comparable, worst_value_of
 from cerebro.coordinator.searcher_record import StateSaving
 from cerebro.coordinator.trial import LiveTrial
+from cerebro.coordinator.user import Hooks
 from cerebro.errors import InputError
 from cerebro.run.records import ENDED, Status
 from cerebro.run.settings import SearchSettings

@@ -16,10 +16,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.search_loop import Report, SearchLoop
 from cerebro.coordinator.searcher_record import StoredDecision, find_reported, replay_decisions
 from cerebro.coordinator.trial import LiveTrial
+from cerebro.coordinator.user import Hooks
 from cerebro.run.records import ENDED, EpochRecord, Status, TrialRecord
 from cerebro.run.settings import SearchSettings
 from cerebro.run.store import encode
