@@ -129,7 +129,6 @@ def resume(
     if isinstance(run, Result):
         build = build or run.saved.known_build
     saved = SavedRun(run.path if isinstance(run, Result) else run, build=build)
-    path = saved.path
     with Owner.take_over(saved.folder) as owner:
         check_whole_store(saved.folder)
         saved.refresh()
@@ -147,7 +146,7 @@ def resume(
         if is_over(saved, request):
             record_new_places(saved, data, validation)
             clean_up(saved)
-            return Result(path, build=build)
+            return Result(saved.path, build=build)
         as_before = executor is None and workers is None
         announce(progress, before["workers"] if as_before else workers)
         settings = settings_of(
@@ -443,8 +442,9 @@ def find_differences(saved: SavedRun, settings: Settings) -> Iterator[str]:
     ):
         if before != round_trip(value):
             yield f"{name} has changed"
-    now_class = round_trip(settings.strategy.searcher_class)
-    yield from _compare_searchers(saved.meta["searcher_class"], now_class)
+    was, current = saved.meta["searcher_class"], round_trip(settings.strategy.searcher_class)
+    if any(was.get(key) != current.get(key) for key in ("class", "parameters", "adaptive")):
+        yield f"searcher was {_describe_searcher(was)}, is {_describe_searcher(current)}"
     views = {"data": settings.train, "validation": settings.validation}
     for name, view in views.items():
         if (None if view is None else view.checksum) != saved.meta[f"{name}_checksum"]:
@@ -454,18 +454,11 @@ def find_differences(saved: SavedRun, settings: Settings) -> Iterator[str]:
         yield "validation has different folds, or none"
 
 
-def _compare_searchers(known: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how two descriptions of searchers differ; their texts are only shown."""
-
-    def describe(value: Mapping[str, Any]) -> str:
-        name = value["class"].rpartition(":")[2]
-        if value["parameters"] is None:
-            return str(value.get("text", f"{name}(...)"))
-        return f"{name}({', '.join(f'{k}={v!r}' for k, v in value['parameters'].items())})"
-
-    compared = "class", "parameters", "adaptive"
-    if any(known.get(key) != now.get(key) for key in compared):
-        yield f"searcher was {describe(known)}, is {describe(now)}"
+def _describe_searcher(value: Mapping[str, Any]) -> str:
+    name = value["class"].rpartition(":")[2]
+    if value["parameters"] is None:
+        return str(value.get("text", f"{name}(...)"))
+    return f"{name}({', '.join(f'{k}={v!r}' for k, v in value['parameters'].items())})"
 
 
 def round_trip(value: Any) -> Any:

@@ -257,10 +257,8 @@ class Demand:
 class StateDemand:
     """What determines how much space a run needs for states.
 
-    Every live trial, of at most `live`, has two slots in ``state_dir``. The run's folder gets a
-    state per finished epoch, of which `keep` decides how many stay, at least one per trial. States
-    that are not yet synced or not yet deleted take additional space. `trials` is None if only the
-    time limit ends the search. `may_end_early`: before their last epoch.
+    At most `live` trials have their two slots in ``state_dir`` at the same time. `trials` is None
+    if only the time limit ends the search. `may_end_early`: before their last epoch.
     """
 
     state_bytes: int

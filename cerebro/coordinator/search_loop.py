@@ -64,11 +64,6 @@ class Rounds:
         return len(self._due) + len(self._next)
 
     @property
-    def members(self) -> set[int]:
-        """The trials whose reports are still to come."""
-        return {*self._due, *self._next}
-
-    @property
     def is_over(self) -> bool:
         """Whether the searcher may now be asked for suggestions."""
         return not self._due
@@ -233,7 +228,7 @@ class SearchLoop:
         for number, trial in self._trials.by_number.items():
             record = trial.record
             if self.searcher.adaptive:
-                if number in self.rounds.members:
+                if self.rounds.expects(number):
                     self._arrive_again(trial)
             elif record.status not in ENDED:
                 self.rounds.join(number)

@@ -52,7 +52,8 @@ def _find_parameters(searcher: Searcher) -> dict[str, Any] | None:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             return None
         for attribute in (name, f"_{name}"):
-            if _overrides(searcher, attribute):
+            own = attribute in getattr(searcher, "__dict__", ()) or attribute not in vars(Searcher)
+            if own and hasattr(searcher, attribute):  # else it inherits it from the base class
                 values[name] = getattr(searcher, attribute)
                 break
         else:
@@ -62,12 +63,6 @@ def _find_parameters(searcher: Searcher) -> dict[str, Any] | None:
     except InputError:
         return None
     return decoded if decoded == values else None
-
-
-def _overrides(searcher: Searcher, name: str) -> bool:
-    """Return whether a searcher has an attribute that it does not inherit from the base class."""
-    is_default = name in vars(Searcher) and name not in getattr(searcher, "__dict__", ())
-    return hasattr(searcher, name) and not is_default
 
 
 def is_describable(description: Mapping[str, Any]) -> bool:

@@ -209,8 +209,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             )
             trial.scheduled = True
             if trial.paused_by_searcher:
-                self._hold_or_release(trial)
-                self.set_status(trial, "paused")
+                self.pause(trial)
         for (number, _), clones in self._awaited.items():
             for trial in (self.by_number[number], *clones):
                 self._hold_or_release(trial)
