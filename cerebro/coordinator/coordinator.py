@@ -326,14 +326,14 @@ class Coordinator:
     def _handle_unit_done(self, event: messages.UnitDone) -> None:
         task = event.task
         trial = self._trials.by_number[task.trial]
-        following = self._dispatcher.finish(event)
+        last, following = trial.last_unit, self._dispatcher.finish(event)
         self._forget_live_models(event.worker, event.dropped)
         trial.position += 1
         trial.origin = None
         trial.epoch_seconds += event.seconds
         if task.part >= 0 and event.seconds > 0:
             trial.rows_per_second = event.total.rows / event.seconds
-        self._overview.unit_done(event.worker, task.step, event.seconds)
+        self._overview.unit_ends(event.worker, task.step, event.seconds)
         self.store.add_unit(
             trial=task.trial,
             epoch=task.epoch,
@@ -345,7 +345,7 @@ class Coordinator:
             seconds=event.seconds,
             rows=event.total.rows,
             batches=event.total.batches,
-            hopped=event.loaded and trial.last_worker not in (None, event.worker),
+            hopped=event.loaded and last is not None and last.worker != event.worker,
             state_bytes=event.state.nbytes,
         )
         trial.last_unit = event
@@ -392,7 +392,7 @@ class Coordinator:
     # --- failures --------------------------------------------------------
 
     def _drop_unit(self, worker: int, trial: LiveTrial) -> None:
-        self._overview.unit_lost(worker)
+        self._overview.unit_ends(worker)
         self._dispatcher.fail(worker)
         trial.worker = None
 
@@ -430,7 +430,7 @@ class Coordinator:
         self._report(trial)
 
     def _handle_worker_lost(self, event: messages.WorkerLost) -> None:
-        self._overview.unit_lost(event.worker)
+        self._overview.unit_ends(event.worker)
         task, verdict = self._dispatcher.remove(event)
         self._trials.held.forget_worker(event.worker)
         if event.signal == signal.SIGBUS:

@@ -30,11 +30,9 @@ def raise_if_alike(first: Sequence[TrialRecord], folder: Path | None = None) -> 
     Later trials do not count, so the result does not depend on the number of workers. `folder` is
     the run's, None if it will be removed.
     """
-    if len(first) < ALIKE_FAILURES:
-        return
-    if any(record.status != "failed" or record.epochs for record in first):
-        return
-    if len({failure_kind(record) for record in first}) == 1:
+    failed = all(record.status == "failed" and not record.epochs for record in first)
+    kinds = {failure_kind(record) for record in first}
+    if len(first) >= ALIKE_FAILURES and failed and len(kinds) == 1:
         text = f"the first {len(first)} trials failed in the same way: {first[0].error}"
         raise RunError(text + _locate_traceback(first[0], folder))
 

@@ -204,13 +204,10 @@ class Overview:
             self.first_unit = now
         self.forecaster.unit_begins(trial, worker, now)
 
-    def unit_done(self, worker: int, step: int, seconds: float) -> None:
-        """Note that a unit has been trained, in `seconds` on the worker's clock."""
+    def unit_ends(self, worker: int, step: int | None = None, seconds: float = 0.0) -> None:
+        """Note that a unit took `seconds` on the worker's clock; without `step`, it was lost."""
         self.busy_seconds += seconds
         self.forecaster.unit_ends(worker, self._now(), step)
-
-    def unit_lost(self, worker: int) -> None:
-        self.forecaster.unit_ends(worker, self._now())
 
     def show_start(self, trials: Iterable[LiveTrial], workers: int) -> None:
         self._progress.run_started(self.snapshot(trials, workers))

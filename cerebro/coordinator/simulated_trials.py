@@ -11,7 +11,7 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,11 +70,6 @@ class SimulatedTrials:
         trial = self.by_number[number] = LiveTrial(record, reported=record.first_epoch - 1)
         self.ready.append(number)
         return trial
-
-    def add_epoch(self, trial: LiveTrial, metrics: Mapping[str, float]) -> EpochRecord:
-        epoch = EpochRecord(trial.record.done, dict(metrics), 0.0, "", "kept")
-        trial.record.epochs.append(epoch)
-        return epoch
 
     def extend(self, trial: LiveTrial) -> None:
         """Train the next epoch; keep the state of the last epoch if the searcher wants it."""
@@ -163,8 +158,9 @@ class SimulatedSearch(SearchLoop):
             self._simulated.end(trial, "failed")
             self.trial_ended(trial)
         else:
-            epoch = self._simulated.add_epoch(trial, {self._ranking.metric: value})
-            self.epoch_done(trial, epoch.epoch, epoch.metrics)
+            metrics = {self._ranking.metric: value}
+            trial.record.epochs.append(EpochRecord(trial.record.done, metrics, 0.0, "", "kept"))
+            self.epoch_done(trial, trial.record.done - 1, metrics)
 
     def replace_searcher(self, fresh: Searcher, *, retell: int = 0) -> None:
         """Replace the searcher by one that loads its state, which may lack `retell` decisions."""

@@ -58,10 +58,6 @@ class LiveTrial:
         """The trials that workers train for it: its folds in a search with folds, else itself."""
         return (self,)
 
-    @property
-    def last_worker(self) -> int | None:
-        return None if self.last_unit is None else self.last_unit.worker
-
     def is_new(self, what: Any) -> bool:
         """Return whether something is noted of the trial for the first time."""
         is_new = what not in self.noted

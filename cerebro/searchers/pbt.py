@@ -127,20 +127,15 @@ class PBT(AdaptiveSearcher):
             place, trial, parent = self._waiting.pop(0)
             if parent < 0:
                 return Suggestion({}, self._target, trial=trial)
-            return self._clone(place, parent)
+            clone = self._members[place] = self._next
+            self._next += 1
+            self._configs[clone] = self._explore(self._configs[parent], clone)
+            return Suggestion(self._configs[clone], self._target, parent=parent)
         return DONE if len(self._values) == self._size and self._is_last else None
 
     @property
     def _is_last(self) -> bool:
         return self._target == self._epochs
-
-    def _clone(self, place: int, parent: int) -> Suggestion:
-        trial = self._next
-        self._next += 1
-        config = self._explore(self._configs[parent], trial)
-        self._members[place] = trial
-        self._configs[trial] = config
-        return Suggestion(config, self._target, parent=parent)
 
     def wants_more(
         self, state: Mapping[str, Any], n_trials_before: int | None, n_trials: int | None
