@@ -53,10 +53,10 @@ class ResumePoint:
     """Where a trial continues."""
 
     position: int  # the number of committed units
-    attempt: int = 0  # the number of the next dispatch, higher than any that the slots have seen
-    origin: states.KeptState | None = None  # the state to load, if it is not in the slots
-    lost: list[EpochRecord] = field(default_factory=list)  # their rows are missing in the store
-    epoch_seconds: float = 0.0  # of the epoch in progress
+    attempt: int  # the number of the next dispatch, higher than any that the slots have seen
+    origin: states.KeptState | None  # the state to load, if it is not in the slots
+    lost: list[EpochRecord]  # their rows are missing in the store
+    epoch_seconds: float  # of the epoch in progress
 
 
 @dataclass
@@ -111,6 +111,7 @@ class Restorer:
         """
         slots, attempt = self._read_slots(record.number)
         lost: list[EpochRecord] = []
+        origin: states.KeptState | None = None
         if reported is not None and self._drop_from_gap(record, reported):
             slots = None  # everything after the missing state is trained again
         else:
@@ -121,14 +122,18 @@ class Restorer:
             states.move_slots(
                 self._state_dir, record.number, slots.packed, slots.attempt, slots.position
             )
-            point = ResumePoint(slots.position, attempt, None, lost)
+            position = slots.position
         else:
             states.remove_slots(self._state_dir, record.number)
-            point = self._continue_from_kept_state(record, attempt, lost)
-        epoch, steps = divmod(point.position, self._per_epoch)
-        point.epoch_seconds = self._sum_seconds(record.number, epoch, steps)
-        self.clear(record, point.lost, slots=False)
-        return point
+            while not lost and record.epochs and not self._has_state(record.epochs[-1]):
+                record.epochs.pop()
+            epochs = [*record.epochs, *lost]
+            position = (record.first_epoch + len(epochs)) * self._per_epoch
+            origin = self._kept_state_of(epochs[-1]) if epochs else None
+        epoch, steps = divmod(position, self._per_epoch)
+        seconds = self._sum_seconds(record.number, epoch, steps)
+        self.clear(record, lost, slots=False)
+        return ResumePoint(position, attempt, origin, lost, seconds)
 
     def clear(
         self, record: TrialRecord, lost: Iterable[EpochRecord] = (), *, slots: bool = True
@@ -159,8 +164,7 @@ class Restorer:
         """
         needed = max(min(reported, record.done - 1), record.first_epoch)
         for at, epoch in enumerate(record.epochs):
-            file = epoch.state_file
-            if epoch.epoch >= needed and not (file and (self._epoch_dir / file).exists()):
+            if epoch.epoch >= needed and not self._has_state(epoch):
                 del record.epochs[at:]
                 return True
         return False
@@ -184,19 +188,8 @@ class Restorer:
             return None, attempt
         return _Slots(position, of_attempt, packed, progress), attempt
 
-    def _continue_from_kept_state(
-        self, record: TrialRecord, attempt: int, lost: list[EpochRecord]
-    ) -> ResumePoint:
-        if lost:
-            position = (record.done + len(lost)) * self._per_epoch
-            return ResumePoint(position, attempt, self._kept_state_of(lost[-1]), lost)
-        while record.epochs:
-            last = record.epochs[-1]
-            if last.state_file is not None and (self._epoch_dir / last.state_file).exists():
-                position = record.done * self._per_epoch
-                return ResumePoint(position, attempt, self._kept_state_of(last))
-            record.epochs.pop()
-        return ResumePoint(record.first_epoch * self._per_epoch, attempt)
+    def _has_state(self, epoch: EpochRecord) -> bool:
+        return epoch.state_file is not None and (self._epoch_dir / epoch.state_file).exists()
 
     def _kept_state_of(self, epoch: EpochRecord) -> states.KeptState:
         return states.KeptState(str(self._epoch_dir / _file_of(epoch)), epoch.state_hash)
