@@ -66,8 +66,7 @@ _PLACES = {
 """The public names by module. `__init__.pyi` has the same names for type checkers and editors."""
 _RARE_PLACES = {
     "api.plan": ("Plan", "plan"),
-    "api.refit": ("refit",),
-    "api.replay": ("Replay", "replay"),
+    "api.retrain": ("Replay", "refit", "replay"),
     "searchers": ("TPE", "GaussianProcess"),
 }
 """Those that are imported on first use."""

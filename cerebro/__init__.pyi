@@ -22,10 +22,10 @@ from cerebro.api.check import Check as Check
 from cerebro.api.check import check as check
 from cerebro.api.plan import Plan as Plan
 from cerebro.api.plan import plan as plan
-from cerebro.api.refit import refit as refit
-from cerebro.api.replay import Replay as Replay
-from cerebro.api.replay import replay as replay
 from cerebro.api.resume import resume as resume
+from cerebro.api.retrain import Replay as Replay
+from cerebro.api.retrain import refit as refit
+from cerebro.api.retrain import replay as replay
 from cerebro.api.search import search as search
 from cerebro.data import Dataset as Dataset
 from cerebro.data import images as images
