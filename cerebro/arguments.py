@@ -146,7 +146,6 @@ def _show_value(value: Any) -> str:
 
 
 P = ParamSpec("P")
-
 R = TypeVar("R")
 
 _HERE = str(PACKAGE) + os.sep

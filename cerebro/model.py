@@ -430,17 +430,11 @@ class Means:
 
 
 class Unchecked:
-    """An object that loses nothing in a hop: the state has its values, or it has none.
-
-    The checks of a hop do not look into it.
-    """
+    """An object that the checks of a hop ignore: the state has its values, or it has none."""
 
 
 class Part:
-    """An object that keeps attributes of a model.
-
-    The checks of a hop treat them as the model's own attributes, and name them accordingly.
-    """
+    """An object whose attributes the checks of a hop treat as the model's own."""
 
 
 class BaseModel:

@@ -295,9 +295,9 @@ def reopen_run(
         process = owner.process
         text = f"by {process}, with {fmt.count_noun(settings.workers, 'worker')}"
         now = {"status": "running", "error": None, "paused": False, "settings": settings.record()}
+        now["owner"] = {"pid": process.pid, "host": process.host}
         with store.group():
             store.add_event(restored.seconds, "resumed", "; ".join([text, *previous.differences]))
-            store.set_meta("owner", {"pid": process.pid, "host": process.host})
             for item in now.items():
                 store.set_meta(*item)
         store.flush()
@@ -329,7 +329,7 @@ def restore(
     states.remove_held(epoch_dir)
     with store.group():
         for record in saved.records:
-            if (request.trials is None and record.is_open) or request.includes(record):
+            if request.includes(record):
                 number = record.number // request.trials_each
                 last = restored.decisions.get(number, LastDecision())
                 # The user trains further what the searcher has paused: names it, or named it before

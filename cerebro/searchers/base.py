@@ -283,7 +283,14 @@ class SpaceSearcher(Searcher):
         points: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Prepare for a search; see `cerebro.searchers.Searcher.setup`."""
-        check_n_trials(n_trials, points)
+        if n_trials is not None:
+            if isinstance(n_trials, bool) or n_trials != n_trials or n_trials < 1:
+                raise InputError(f"n_trials must be at least 1, not {n_trials!r}")
+            if n_trials < len(points):
+                raise InputError(
+                    f"n_trials={n_trials}, but there are {len(points)} points to try first; points "
+                    "count as trials, so raise n_trials or give fewer points"
+                )
         self._space, self._seed, self._epochs = space, seed, epochs
         self._n_trials = n_trials
         self._limit: float = math.inf if n_trials is None else n_trials
@@ -311,19 +318,6 @@ def expected_trials(searcher: Searcher, n_trials: int | None) -> int | None:
     """Return the number of trials that a search will have; None if unknown."""
     counts = [n for n in (n_trials, searcher.total) if n is not None]
     return min(counts, default=None)
-
-
-def check_n_trials(n_trials: int | float | None, points: Sequence[object]) -> None:
-    """Raise InputError if `n_trials` is not a positive number, or is below the number of points."""
-    if n_trials is None:
-        return
-    if isinstance(n_trials, bool) or n_trials != n_trials or n_trials < 1:
-        raise InputError(f"n_trials must be at least 1, not {n_trials!r}")
-    if n_trials < len(points):
-        raise InputError(
-            f"n_trials={n_trials}, but there are {len(points)} points to try first; points count "
-            "as trials, so raise n_trials or give fewer points"
-        )
 
 
 class AdaptiveSearcher(SpaceSearcher):
