@@ -70,11 +70,11 @@ def conduct(
     with exit_on_sigterm():
         recorded = previous.saved.environment if previous else None
         with RunSession(settings, make_run_context(settings, recorded)) as session:
-            executor, context = session.executor, session.context
+            executor, context, progress = session.executor, session.context, session.progress
             if settings.executor is None:  # other executors copy the data to where they train
                 for data in (settings.train, settings.validation):
                     if data is not None and not data.shards.are_here():
-                        session.progress.phase("copying the data")
+                        progress.phase("copying the data")
                         data.fetch()
             # Fail before a file is made if something cannot be sent to workers.
             workers = list(executor.start(context))
@@ -101,20 +101,12 @@ def conduct(
             result.saved.before_reading = store.flush
             session.hooks = hooks = Hooks(settings.callbacks, result.trial_of)
             session.coordinator = coordinator = Coordinator(
-                settings,
-                context,
-                searcher,
-                executor,
-                store,
-                hooks,
-                session.progress,
-                first,
-                restored,
+                settings, context, searcher, executor, store, hooks, progress, first, restored
             )
             hooks.notify("on_run_start", result)
             store.listeners = hooks.of_commits
             if first is not None:
-                session.progress.phase("trying the first configuration")
+                progress.phase("trying the first configuration")
                 config = make_recordable(first.config)[0]
                 tried = check_hop(executor, workers, context, config)
                 coordinator.events.note_first_warnings(tried.warned)
@@ -137,7 +129,7 @@ def conduct(
                 workers = tried.workers
             coordinator.run(workers)
         result.refresh()
-        session.progress.finished(coordinator.snapshot(), result)
+        progress.finished(coordinator.snapshot(), result)
         try:
             hooks.notify("on_run_end", result)
         finally:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cerebro.control as control
+from cerebro.control import FOLDER
 from cerebro.coordinator.dispatcher import Dispatcher, evaluation_cost
 from cerebro.coordinator.event_book import EventBook
 from cerebro.coordinator.failures import (
@@ -37,7 +37,7 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.base import Executor
 from cerebro.model import Words
 from cerebro.report.snapshot import Snapshot
-from cerebro.run.records import ENDED, NOTHING_RAISED, EpochRecord, Raised, Status, find_clash
+from cerebro.run.records import ENDED, EpochRecord, Raised, Status, find_clash
 from cerebro.run.settings import Settings
 from cerebro.run.store import Store
 from cerebro.searchers.base import Searcher, Suggestion, expected_trials
@@ -128,9 +128,7 @@ class Coordinator:
         # By trial: the last unit of an epoch whose state is being copied.
         self._awaiting_state: dict[int, messages.UnitDone] = {}
         self.words = Words()  # what the model's users call its methods, for messages
-        self._commands = Commands(
-            settings.folder / control.FOLDER, partial(self.events.add, "command")
-        )
+        self._commands = Commands(settings.folder / FOLDER, partial(self.events.add, "command"))
         if restored is not None:
             self._searched.restore(restored.trials, restored.decisions)
             restored.trials.clear()  # else trials would stay in memory after they end
@@ -409,24 +407,18 @@ class Coordinator:
             self._apply_commands(trial)
             return
         raised = Raised(event.bases, event.place)
-        if asks_to_stop(raised):
-            self._trials.end(trial, "stopped", event.message, event.traceback, raised)
+        stops = asks_to_stop(raised)
+        status: Status = (
+            "stopped" if stops else "diverged" if event.kind == "diverged" else "failed"
+        )
+        self._trials.end(trial, status, event.message, event.traceback, raised)
+        if stops:
             self._stop_trials(self._searched.folds_beside(trial))
-            self._report(trial)
-            return
-        status: Status = "diverged" if event.kind == "diverged" else "failed"
-        self._end_trial(trial, status, event.message, event.traceback, raised)
+        self._report(trial)
 
-    def _end_trial(
-        self,
-        trial: LiveTrial,
-        status: Status,
-        error: str = "",
-        traceback: str = "",
-        raised: Raised = NOTHING_RAISED,
-    ) -> None:
+    def _end_trial(self, trial: LiveTrial, status: Status, error: str = "") -> None:
         """End a trial without asking the searcher, which is sent the worst metric."""
-        self._trials.end(trial, status, error, traceback, raised)
+        self._trials.end(trial, status, error)
         self._report(trial)
 
     def _handle_worker_lost(self, event: messages.WorkerLost) -> None:

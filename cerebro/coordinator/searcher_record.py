@@ -207,8 +207,6 @@ def catch_up(saved: SavedRun, searcher: Searcher, by: Ranking, stop: EarlyStoppi
     with reader(saved.folder) as connection:
         after = saved.meta["searcher_said"]
         decisions = [StoredDecision(*row) for row in read_decisions(connection, after)]
-    if not decisions:
-        return
     records = saved.configurations
     replay_decisions(
         searcher,

@@ -130,13 +130,8 @@ class LiveTrials(TrialTable[LiveTrial]):
     ) -> None:
         super().__init__(ended)
         metric, mode = settings.ranking.metric, settings.ranking.mode
-        self.states = KeptStates(
-            context.folders,
-            store,
-            settings.keep,
-            best_epoch or (lambda record: record.best_epoch(metric, mode)),
-            pinned,
-        )
+        find_best = best_epoch or (lambda record: record.best_epoch(metric, mode))
+        self.states = KeptStates(context.folders, store, settings.keep, find_best, pinned)
         self.held = HeldByWorkers()
         self._settings = settings
         self._context = context

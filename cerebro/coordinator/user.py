@@ -237,11 +237,10 @@ class Inbox:
 
     def close(self) -> None:
         """Accept no more commands; discard those that arrived too late."""
-        if self._fd < 0:
-            return
-        self.discard()
-        os.close(self._fd)
-        self._fd = -1
+        if self._fd >= 0:
+            self.discard()
+            os.close(self._fd)
+            self._fd = -1
 
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
