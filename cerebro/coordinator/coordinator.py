@@ -407,12 +407,11 @@ class Coordinator:
             self._apply_commands(trial)
             return
         raised = Raised(event.bases, event.place)
-        stops = asks_to_stop(raised)
-        status: Status = (
-            "stopped" if stops else "diverged" if event.kind == "diverged" else "failed"
-        )
+        status: Status = "diverged" if event.kind == "diverged" else "failed"
+        if asks_to_stop(raised):
+            status = "stopped"
         self._trials.end(trial, status, event.message, event.traceback, raised)
-        if stops:
+        if status == "stopped":
             self._stop_trials(self._searched.folds_beside(trial))
         self._report(trial)
 
