@@ -100,32 +100,27 @@ class Plan:
     threads: int = 1
 
     def __str__(self) -> str:
-        time = (
-            f"{self.passes:.4g} passes over the training data"
-            if self.makespan is None
-            else duration(self.makespan)
-        )
+        passes = f"{self.passes:.4g} passes over the training data"
+        time = passes if self.makespan is None else duration(self.makespan)
         folds = "" if self.folds is None else f" in {self.folds} folds each"
-        gpus = []
-        if are_gpus(self.devices):
-            memory = f"{size(self.resident_bytes)} of data in {size(self.device_bytes)} of memory"
-            gpus.append(f"gpus        {', '.join(self.devices)}; {memory} at most")
         advice = idle_advice(
             self.max_live, self.workers, self.threads, folds=self.folds, devices=self.devices
         )
-        return "\n".join(
-            [
-                f"trials      {self.trials}{folds}, at most {self.max_live} begun at a time",
-                f"epochs      {self.epochs} over all trials, {self.units} units",
-                f"data        {size(self.bytes_on_disk)} on disk, once; "
-                f"{size(self.bytes_read)} of rows through the loader",
-                *gpus,
-                f"makespan    {time} with {self.workers} worker(s)",
-                f"first trial ends at {self.first_result:.0%} of it",
-                f"idle        {self.idle_share:.1%} of the workers' time",
-                *([f"advice      {advice}"] if advice else []),
-            ]
-        )
+        lines = [
+            f"trials      {self.trials}{folds}, at most {self.max_live} begun at a time",
+            f"epochs      {self.epochs} over all trials, {self.units} units",
+            f"data        {size(self.bytes_on_disk)} on disk, once; "
+            f"{size(self.bytes_read)} of rows through the loader",
+            f"makespan    {time} with {self.workers} worker(s)",
+            f"first trial ends at {self.first_result:.0%} of it",
+            f"idle        {self.idle_share:.1%} of the workers' time",
+        ]
+        if are_gpus(self.devices):
+            memory = f"{size(self.resident_bytes)} of data in {size(self.device_bytes)} of memory"
+            lines.insert(3, f"gpus        {', '.join(self.devices)}; {memory} at most")
+        if advice:
+            lines.append(f"advice      {advice}")
+        return "\n".join(lines)
 
 
 @shorten_tracebacks

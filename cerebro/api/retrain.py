@@ -220,17 +220,16 @@ def _train_line(
     return last
 
 
+def _compare_epochs(record: TrialRecord, hashes: Sequence[str]) -> list[ReplayedEpoch]:
+    pairs = zip(record.epochs, hashes, strict=False)
+    return [ReplayedEpoch(epoch.epoch, epoch.state_hash, replayed) for epoch, replayed in pairs]
+
+
 def _combine_folds(record: TrialRecord, folds: list[Replay]) -> Replay:
     """Return the replay of a trial with folds; its hashes are the joint hashes of the folds."""
     count = min(len(fold.epochs) for fold in folds) if len(folds) == len(record.folds) else 0
-    epochs = [
-        ReplayedEpoch(
-            recorded.epoch,
-            recorded.state_hash,
-            joint_hash(fold.epochs[at].replayed for fold in folds),
-        )
-        for at, recorded in enumerate(record.epochs[:count])
-    ]
+    hashes = [joint_hash(fold.epochs[at].replayed for fold in folds) for at in range(count)]
+    epochs = _compare_epochs(record, hashes)
     errors = (f"fold {f.trial % len(record.folds)}: {f.error}" for f in folds if f.error)
     return Replay(record.number, epochs, [], next(errors, None), record.first_epoch, folds)
 
@@ -308,12 +307,12 @@ class Retraining:
         """Start a new lineage: the next trial is not a clone of the last one."""
         self._parent = self._problem = None
 
-    def train(self, record: TrialRecord, epochs: int) -> Replay:
+    def train(self, record: TrialRecord, count: int) -> Replay:
         """Train a trial; a clone begins with the final state of the trial trained before it."""
         hashes: list[str] = []
         units = self._context.units_per_epoch
         first = record.first_epoch * units
-        last = first + epochs * units - 1
+        last = first + count * units - 1
         for position in range(first, last + 1):
             if self._problem is not None:
                 break
@@ -323,13 +322,10 @@ class Retraining:
             elif event.metrics is not None:
                 hashes.append(event.state.hash)
         if self._problem is None:
-            file = epoch_state_file(record.number, record.first_epoch + epochs - 1)
+            file = epoch_state_file(record.number, record.first_epoch + count - 1)
             self._parent = CloneOf(str(Path(self._context.folders.states, file)), hashes[-1])
-        replayed = [
-            ReplayedEpoch(recorded.epoch, recorded.state_hash, state_hash)
-            for recorded, state_hash in zip(record.epochs, hashes, strict=False)
-        ]
-        return Replay(record.number, replayed, [], self._problem, record.first_epoch)
+        epochs = _compare_epochs(record, hashes)
+        return Replay(record.number, epochs, [], self._problem, record.first_epoch)
 
     def _run_unit(
         self, record: TrialRecord, position: int, first: int, last: int
