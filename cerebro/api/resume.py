@@ -427,9 +427,8 @@ def find_differences(saved: SavedRun, settings: Settings) -> Iterator[str]:
         raise CorruptDataError(
             f"{saved.path}: some of its settings are not recorded: {', '.join(missing)}"
         )
-    may_differ = MAY_DIFFER
-    if not saved.meta["searcher_class"]["adaptive"]:
-        may_differ = {*MAY_DIFFER, "width"}
+    adaptive = saved.meta["searcher_class"]["adaptive"]
+    may_differ = MAY_DIFFER if adaptive else {*MAY_DIFFER, "width"}
     for name in now:
         if name not in may_differ and recorded[name] != now[name]:
             yield f"{name} was {recorded[name]!r}, is {now[name]!r}"
