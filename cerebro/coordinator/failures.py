@@ -31,8 +31,7 @@ def raise_if_alike(first: Sequence[TrialRecord], folder: Path | None = None) -> 
     the run's, None if it will be removed.
     """
     failed = all(record.status == "failed" and not record.epochs for record in first)
-    kinds = {failure_kind(record) for record in first}
-    if len(first) >= ALIKE_FAILURES and failed and len(kinds) == 1:
+    if len(first) >= ALIKE_FAILURES and failed and len(set(map(failure_kind, first))) == 1:
         text = f"the first {len(first)} trials failed in the same way: {first[0].error}"
         raise RunError(text + _locate_traceback(first[0], folder))
 
