@@ -199,17 +199,18 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
         before = saved.settings
         epochs, n_trials = settings.limits.epochs, settings.limits.n_trials
         further = epochs if epochs != before["epochs"] else None
-        request = ResumeRequest(further, trials_each=saved.trials_each)
         more = searcher.wants_more(saved.meta.get("searcher") or {}, before["n_trials"], n_trials)
-        if is_over(saved, request) and not more:
+        request = ResumeRequest(further, trials_each=saved.trials_each, more=more)
+        if is_over(saved, request):
             clean_up(saved)
             return Result(settings.folder, build=settings.build)
         saved.recipe.warn_if_changed(settings.build)
-        return train_rest(saved, owner, settings, request, searcher, more=more)
+        return train_rest(saved, owner, settings, request, searcher)
 
 
 def is_over(saved: SavedRun, request: ResumeRequest) -> bool:
-    return saved.meta["status"] == "finished" and not any(map(request.includes, saved.records))
+    goes_on = request.more or any(map(request.includes, saved.records))
+    return saved.meta["status"] == "finished" and not goes_on
 
 
 def record_new_places(saved: SavedRun, data: Any, validation: Any) -> None:
@@ -238,17 +239,14 @@ def train_rest(
     settings: Settings,
     request: ResumeRequest,
     searcher: Searcher | None,
-    *,
-    more: bool = False,
 ) -> Result:
     """Train the rest of a run that this process owns.
 
-    `searcher` has not been set up; None recreates it from the run's record. `more` says whether it
-    has more to suggest, even if the run is finished.
+    `searcher` has not been set up; None recreates it from the run's record.
     """
-    the_searcher = searcher_of(saved, settings, request, searcher, more=more)
+    the_searcher = searcher_of(saved, settings, request, searcher)
     loop = saved.meta.get("search_loop")
-    if more and loop:  # ask the searcher again, although it had nothing more to suggest
+    if request.more and loop:  # ask the searcher again, although it had nothing more to suggest
         saved.meta["search_loop"] = {**loop, "is_exhausted": False}
     now = environment.describe(settings.exactness.threads, settings.devices[0])
     if not trains_here(settings):  # workers get the run's seed
@@ -275,22 +273,20 @@ def searcher_of(
     settings: Settings,
     request: ResumeRequest,
     searcher: Searcher | None,
-    *,
-    more: bool = False,
 ) -> Searcher:
     """Return the searcher as the run left it; raise InputError if it cannot be used so."""
     description = saved.meta["searcher_class"]
     over = has_decided_all(saved)
     apart = request.epochs is not None or request.trials is not None
     extends = apart or any(record.is_open for record in saved.records)
-    if over and more and extends and description["adaptive"]:
+    if over and request.more and extends and description["adaptive"]:
         raise InputError(
             f"the searcher of {saved.path} decides how long each trial trains, so more epochs and "
             "more trials need two calls: first one with "
             f"epochs={settings.limits.epochs} and as many trials as before, then one with more "
             "trials"
         )
-    over = over and not more
+    over = over and not request.more
     if apart and description["adaptive"] and not over:
         raise InputError(
             f"{saved.path} is not finished, and its searcher decides how long each trial trains: "

@@ -258,6 +258,7 @@ class ResumeRequest:
     trials: tuple[int, ...] | None = None  # their numbers; None: all that are open
     trials_each: int = 1
     """How many of the store's trials, its folds, belong to each number in `trials`."""
+    more: bool = False  # whether the searcher has more to suggest, even if the run is finished
 
     def includes(self, record: TrialRecord) -> bool:
         further = self.epochs is not None and self.epochs > record.done
