@@ -103,7 +103,7 @@ class Coordinator:
         self._restored = restored
         self._hooks = hooks
         self.events = EventBook(store, self.clock.now, settings)
-        self._dispatcher = Dispatcher(executor, context, self.clock.now, limits.max_retries)
+        self._dispatcher = Dispatcher(executor, context, self.clock.now)
         train, validation = context.views(0)
         evaluation = evaluation_cost(validation)
         parts = EpochParts(context.order().num_parts, evaluation / (train.num_rows + evaluation))
