@@ -33,7 +33,6 @@ from cerebro.machine.installation import is_being_located
 
 _PLACES = {
     "api.check": ("Check", "check"),
-    "api.open": ("open",),
     "api.resume": ("resume",),
     "api.search": ("search",),
     "data": ("Dataset", "images", "shard"),
@@ -48,7 +47,7 @@ _PLACES = {
         "WorkerError",
     ),
     "model": ("Info",),
-    "results.result": ("Result",),
+    "results.result": ("Result", "open"),
     "results.trial": ("Trial",),
     "searchers": (
         "ASHA",
@@ -61,14 +60,13 @@ _PLACES = {
         "SuccessiveHalving",
     ),
     "searchers.base": ("DONE", "Decision", "Searcher", "Suggestion"),
-    "searchers.stopping": ("EarlyStopping",),
+    "searchers.metrics": ("EarlyStopping",),
     "space": ("Space", "choice", "integer", "loguniform", "normal", "uniform", "when"),
 }
 """The public names by module. `__init__.pyi` has the same names for type checkers and editors."""
 _RARE_PLACES = {
     "api.plan": ("Plan", "plan"),
-    "api.refit": ("refit",),
-    "api.replay": ("Replay", "replay"),
+    "api.retrain": ("Replay", "refit", "replay"),
     "searchers": ("TPE", "GaussianProcess"),
 }
 """Those that are imported on first use."""
@@ -107,7 +105,9 @@ __all__ = sorted({*_MODULE_OF, "transforms", "trial_seed", "visit_order"} - {"op
 
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
-        value = getattr(importlib.import_module(f"cerebro.{_MODULE_OF[name]}"), name)
+        module = importlib.import_module(f"cerebro.{_MODULE_OF[name]}")
+        # In its module, `open` is Python's.
+        value = getattr(module, "open_run" if name == "open" else name)
         globals()[name] = value
         return value
     if name in _MODULES:

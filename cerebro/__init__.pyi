@@ -20,13 +20,12 @@ from cerebro._core import trial_seed as trial_seed
 from cerebro._core import visit_order as visit_order
 from cerebro.api.check import Check as Check
 from cerebro.api.check import check as check
-from cerebro.api.open import open as open
 from cerebro.api.plan import Plan as Plan
 from cerebro.api.plan import plan as plan
-from cerebro.api.refit import refit as refit
-from cerebro.api.replay import Replay as Replay
-from cerebro.api.replay import replay as replay
 from cerebro.api.resume import resume as resume
+from cerebro.api.retrain import Replay as Replay
+from cerebro.api.retrain import refit as refit
+from cerebro.api.retrain import replay as replay
 from cerebro.api.search import search as search
 from cerebro.data import Dataset as Dataset
 from cerebro.data import images as images
@@ -41,6 +40,7 @@ from cerebro.errors import StateError as StateError
 from cerebro.errors import WorkerError as WorkerError
 from cerebro.model import Info as Info
 from cerebro.results.result import Result as Result
+from cerebro.results.result import open_run
 from cerebro.results.trial import Trial as Trial
 from cerebro.searchers import ASHA as ASHA
 from cerebro.searchers import PBT as PBT
@@ -56,7 +56,7 @@ from cerebro.searchers.base import DONE as DONE
 from cerebro.searchers.base import Decision as Decision
 from cerebro.searchers.base import Searcher as Searcher
 from cerebro.searchers.base import Suggestion as Suggestion
-from cerebro.searchers.stopping import EarlyStopping as EarlyStopping
+from cerebro.searchers.metrics import EarlyStopping as EarlyStopping
 from cerebro.space import Space as Space
 from cerebro.space import choice as choice
 from cerebro.space import integer as integer
@@ -66,3 +66,4 @@ from cerebro.space import uniform as uniform
 from cerebro.space import when as when
 
 __version__: str
+open = open_run

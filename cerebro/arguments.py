@@ -1,8 +1,7 @@
 """Check arguments, and explain keywords that do not exist.
 
-Users know the keywords of Optuna, Ray Tune, Keras, Lightning and scikit-learn. If a function
-decorated with `explain_keywords` is called with one of them, the error names the function's own
-keyword. For a misspelled keyword, the error names the most similar one.
+For a keyword of Optuna, Ray Tune, Keras, Lightning or scikit-learn, the error of a function with
+`explain_keywords` names our own; for a misspelled one, the most similar.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from cerebro.errors import InputError, shorten_tracebacks
+from cerebro.machine.devices import CPU, MAX_WORKERS, count_workers
 from cerebro.machine.imports import PACKAGE
 
 MAX_INT32 = 2**31 - 1
@@ -127,6 +127,17 @@ def check_one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
         raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
 
 
+def worker_count(
+    workers: Any, threads: int, devices: Sequence[str] = (CPU,), workers_per_device: Any = None
+) -> int:
+    """Return the number of workers to start: `workers`, or by default one per core or GPU."""
+    count = check_whole_number("workers", workers, 0, MAX_WORKERS, optional=True)
+    per_device = check_whole_number(
+        "workers_per_device", workers_per_device, 1, MAX_WORKERS, optional=True
+    )
+    return count_workers(devices, count, per_device, threads)
+
+
 def _show_value(value: Any) -> str:
     try:
         return repr(value)
@@ -135,7 +146,6 @@ def _show_value(value: Any) -> str:
 
 
 P = ParamSpec("P")
-
 R = TypeVar("R")
 
 _HERE = str(PACKAGE) + os.sep
@@ -156,24 +166,14 @@ class KeywordError(InputError, TypeError):
     """Raised if a function is called with a keyword that it does not have."""
 
 
-_TRIALS = ("trials", "num_trials", "max_trials", "n_iter", "max_evals", "n_samples")
-_RUN = ("name", "directory", "dir", "project_name", "experiment_name", "storage_path", "local_dir",
-        "output_dir", "logdir", "storage")  # fmt: skip
-_WORKERS = ("n_jobs", "num_workers", "n_workers", "max_workers", "num_processes")
-_PROGRESS = ("verbose", "show_progress_bar", "show_progress", "progress_bar", "verbosity")
-_SEED = ("random_state", "random_seed")
-_DEVICES = ("device", "gpus", "accelerator")
-_VALIDATION = ("valid", "val", "validation_data", "val_data", "valid_data", "eval_data",
-               "eval_dataset", "validation_split", "val_dataset")  # fmt: skip
-_DATA = ("train", "train_data", "dataset", "train_dataset", "training_data")
-
-_LR = "the space has it, and build reads it: {'lr': cerebro.loguniform(1e-4, 1e-1)}"
-
-_FOLDS = "give validation=cerebro.KFold(5), or a scikit-learn splitter"
-
-
-def _to(word: str, *others: str) -> dict[str, str]:
-    return dict.fromkeys(others, word)
+_EPOCHS = "max_epochs num_epochs n_epochs num_train_epochs"
+_RUN = (
+    "name directory dir project_name experiment_name storage_path local_dir output_dir logdir "
+    "storage"
+)
+_WORKERS = "n_jobs num_workers n_workers max_workers num_processes"
+_PROGRESS = "verbose show_progress_bar show_progress progress_bar verbosity"
+_SEED = "random_state random_seed"
 
 
 def list_words(table: Mapping[str, str]) -> dict[str, str]:
@@ -181,96 +181,100 @@ def list_words(table: Mapping[str, str]) -> dict[str, str]:
     return {other: word for word, others in table.items() for other in others.split()}
 
 
-SHARED: Words = {
-    **_to("workers", *_WORKERS),
-    **_to("progress", *_PROGRESS),
-    **_to("seed", *_SEED),
-    **_to("devices", *_DEVICES),
-    **_to("validation", *_VALIDATION),
-    **_to("data", *_DATA),
-    **_to("run", *_RUN),
-    **_to("epochs", "max_epochs", "num_epochs", "n_epochs", "num_train_epochs"),
-    **_to(_LR, "lr", "learning_rate"),
-    **_to(_FOLDS, "cv", "folds", "n_splits"),
-    **_to("batch_size", "batch", "train_batch_size"),
-    **_to("eval_batch_size", "val_batch_size", "validation_batch_size"),
-    **_to("callbacks", "logger", "loggers"),
-    **_to("build", "model", "model_fn", "build_fn", "hypermodel", "func"),
-    **_to(
-        "give build=, the function that makes a model, and metric=, the name of what ranks models",
-        "objective",
-    ),
-    **_to("metric", "monitor", "scoring", "optimize", "eval_metric"),
-    **_to("stop", "patience", "early_stopping"),
-}
+SHARED = list_words(
+    {
+        "workers": _WORKERS,
+        "progress": _PROGRESS,
+        "seed": _SEED,
+        "devices": "device gpus accelerator",
+        "validation": "valid val validation_data val_data valid_data eval_data eval_dataset "
+        "validation_split val_dataset",
+        "data": "train train_data dataset train_dataset training_data",
+        "run": _RUN,
+        "epochs": _EPOCHS,
+        "the space has it, and build reads it: {'lr': cerebro.loguniform(1e-4, 1e-1)}": "lr "
+        "learning_rate",
+        "give validation=cerebro.KFold(5), or a scikit-learn splitter": "cv folds n_splits",
+        "batch_size": "batch train_batch_size",
+        "eval_batch_size": "val_batch_size validation_batch_size",
+        "callbacks": "logger loggers",
+        "build": "model model_fn build_fn hypermodel func",
+        "give build=, the function that makes a model, and metric=, the name of what ranks "
+        "models": "objective",
+        "metric": "monitor scoring optimize eval_metric",
+        "stop": "patience early_stopping",
+    }
+)
 
-SEARCH: Words = {
-    **SHARED,
-    **_to("n_trials", *_TRIALS, "num_samples"),
-    **_to("mode", "direction", "goal"),
-    "directions": "Cerebro optimizes one metric: give metric= and mode='min' or 'max'",
-    **_to("searcher", "sampler", "pruner", "scheduler", "search_alg", "algorithm", "algo", "tuner",
-          "method", "strategy"),
-    **_to("space", "config", "param_space", "params", "search_space", "param_distributions",
-          "param_grid", "hyperparameters", "parameters"),
-    **_to("time_limit", "timeout", "max_time", "time_budget_s", "time_budget"),
-    **_to("if_exists", "resume", "overwrite", "exist_ok"),
-    **_to("width", "max_concurrent_trials", "max_concurrent"),
-    **_to("cerebro.shard() takes it, and search() the dataset that it returns; arrays keep their "
-          "types, except float64", "dtypes", "dtype", "shards", "columns"),
-    **_to("the dataset has them: give data=dataset.with_transforms(...)", "transform",
-          "transforms"),
-}  # fmt: skip
+SEARCH = SHARED | list_words(
+    {
+        "n_trials": "trials num_trials max_trials n_iter max_evals n_samples num_samples",
+        "mode": "direction goal",
+        "Cerebro optimizes one metric: give metric= and mode='min' or 'max'": "directions",
+        "searcher": "sampler pruner scheduler search_alg algorithm algo tuner method strategy",
+        "space": "config param_space params search_space param_distributions param_grid "
+        "hyperparameters parameters",
+        "time_limit": "timeout max_time time_budget_s time_budget",
+        "if_exists": "resume overwrite exist_ok",
+        "width": "max_concurrent_trials max_concurrent",
+        "cerebro.shard() takes it, and search() the dataset that it returns; arrays keep their "
+        "types, except float64": "dtypes dtype shards columns",
+        "the dataset has them: give data=dataset.with_transforms(...)": "transform transforms",
+    }
+)
 
-RESUME: Words = {
-    **_to("workers", *_WORKERS),
-    **_to("progress", *_PROGRESS),
-    **_to("epochs", "max_epochs", "num_epochs", "n_epochs", "num_train_epochs"),
-    **_to("callbacks", "logger", "loggers"),
-    **_to("build", "model", "objective", "model_fn", "build_fn"),
-    **_to("run", "path", "folder", *_RUN),
-    **_to("trials", "trial"),
-    "n_trials": "call search() as before, with more n_trials and if_exists='resume'",
-    "num_trials": "call search() as before, with more n_trials and if_exists='resume'",
-}
+RESUME = list_words(
+    {
+        "workers": _WORKERS,
+        "progress": _PROGRESS,
+        "epochs": _EPOCHS,
+        "callbacks": "logger loggers",
+        "build": "model objective model_fn build_fn",
+        "run": f"path folder {_RUN}",
+        "trials": "trial",
+        "call search() as before, with more n_trials and if_exists='resume'": "n_trials num_trials",
+    }
+)
 
-SHARD: Words = {
-    **_to("shards", "num_shards", "n_shards", "partitions", "npartitions"),
-    **_to("source", "data", "dataset", "df", "arrays", "table"),
-    **_to("path", "folder", "directory", "dir", "out", "output", "output_dir", "dest", "root"),
-    **_to("dtypes", "dtype", "types"),
-    **_to("columns", "cols", "usecols", "features"),
-    **_to("seed", *_SEED),
-    **_to("progress", *_PROGRESS),
-    **_to("a dataset is never overwritten: remove its folder, or give exist_ok=True to reuse one "
-          "with the same rows", "overwrite", "replace", "force", "if_exists", "mode"),
-    **_to("search() takes it, or the space", "batch_size"),
-    **_to("use Dataset.split() on the result", "split", "test_size", "validation"),
-}  # fmt: skip
+SHARD = list_words(
+    {
+        "shards": "num_shards n_shards partitions npartitions",
+        "source": "data dataset df arrays table",
+        "path": "folder directory dir out output output_dir dest root",
+        "dtypes": "dtype types",
+        "columns": "cols usecols features",
+        "seed": _SEED,
+        "progress": _PROGRESS,
+        "a dataset is never overwritten: remove its folder, or give exist_ok=True to reuse one "
+        "with the same rows": "overwrite replace force if_exists mode",
+        "search() takes it, or the space": "batch_size",
+        "use Dataset.split() on the result": "split test_size validation",
+    }
+)
 
-TORCH_MODEL: Words = {
-    **_to("net", "model", "module", "network"),
-    **_to("optimizer", "optim", "optimizers", "opt"),
-    **_to("loss", "criterion", "loss_fn", "loss_function", "loss_func"),
-    **_to("scheduler", "lr_scheduler"),
-    **_to("give it to the optimizer: torch.optim.AdamW(net.parameters(), lr=...)", "lr",
-          "learning_rate", "weight_decay"),
-    **_to("clip_norm", "gradient_clip_val", "max_grad_norm", "grad_clip", "clip_grad_norm",
-          "clipnorm"),
-    **_to("accumulate", "accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum"),
-    **_to("amp", "precision", "mixed_precision", "fp16", "bf16", "autocast"),
-    **_to("target", "targets", "label", "labels", "y"),
-    **_to("weight", "sample_weight", "weights", "sample_weights"),
-    **_to("give it to the loss: torch.nn.CrossEntropyLoss(weight=...)", "class_weight",
-          "class_weights", "pos_weight"),
-    **_to("inputs", "input", "x", "features"),
-    **_to("metrics", "metric"),
-    **_to("augment", "augmentation", "transform", "transforms"),
-    **_to("step", "training_step"),
-    **_to("search() takes it", "epochs", "max_epochs", "callbacks", "batch_size", "seed"),
-    **_to("leave it out: workers move the model to info.device; search() takes devices=",
-          "device"),
-}  # fmt: skip
+TORCH_MODEL = list_words(
+    {
+        "net": "model module network",
+        "optimizer": "optim optimizers opt",
+        "loss": "criterion loss_fn loss_function loss_func",
+        "scheduler": "lr_scheduler",
+        "give it to the optimizer: torch.optim.AdamW(net.parameters(), lr=...)": "lr "
+        "learning_rate weight_decay",
+        "clip_norm": "gradient_clip_val max_grad_norm grad_clip clip_grad_norm clipnorm",
+        "accumulate": "accumulate_grad_batches gradient_accumulation_steps grad_accum",
+        "amp": "precision mixed_precision fp16 bf16 autocast",
+        "target": "targets label labels y",
+        "weight": "sample_weight weights sample_weights",
+        "give it to the loss: torch.nn.CrossEntropyLoss(weight=...)": "class_weight "
+        "class_weights pos_weight",
+        "inputs": "input x features",
+        "metrics": "metric",
+        "augment": "augmentation transform transforms",
+        "step": "training_step",
+        "search() takes it": "epochs max_epochs callbacks batch_size seed",
+        "leave it out: workers move the model to info.device; search() takes devices=": "device",
+    }
+)
 
 KERAS_CALLBACKS = (
     "callbacks of Keras cannot follow a model from worker to worker: stop with "

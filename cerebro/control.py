@@ -124,8 +124,12 @@ def send(run: str | os.PathLike[str], command: Command) -> None:
                 raise InputError(text) from None
             sql = "SELECT status FROM trials WHERE number = ?"
             row = connection.execute(sql, (trial,)).fetchone()
-            count = connection.execute("SELECT COUNT(*) FROM trials").fetchone()[0]
-            check_trial(folder, trial, None if row is None else row["status"], count)
+            if row is None:
+                count = connection.execute("SELECT COUNT(*) FROM trials").fetchone()[0]
+                has = f"trials 0 to {count - 1}" if count else "no trials"
+                raise InputError(f"{folder} has no trial {trial!r} yet; it has {has}")
+            if row["status"] in ENDED:
+                raise InputError(f"{folder}: trial {trial} is {row['status']} already")
             command = replace(command, trial=trial)
     put(folder / FOLDER, command)
 
@@ -154,7 +158,6 @@ def put(control: Path, command: Command) -> Path:
 
 
 def check_is_trained(folder: Path, meta: dict[str, Any]) -> None:
-    """Raise InputError if the run is not live."""
     status = meta["status"]
     if status != "running":
         raise InputError(f"{folder} is {status}: the run is not in progress")
@@ -164,12 +167,3 @@ def check_is_trained(folder: Path, meta: dict[str, Any]) -> None:
             f"{folder}: the process that trained it ({owner.get('pid')} on {owner.get('host')}) is "
             f"gone; to resume: python -m cerebro resume {shlex.quote(str(folder))}"
         )
-
-
-def check_trial(folder: Path, trial: int, status: str | None, count: int) -> None:
-    """Raise InputError if the run has no such trial or the trial has ended."""
-    if status is None:
-        has = f"trials 0 to {count - 1}" if count else "no trials"
-        raise InputError(f"{folder} has no trial {trial!r} yet; it has {has}")
-    if status in ENDED:
-        raise InputError(f"{folder}: trial {trial} is {status} already")

@@ -399,14 +399,6 @@ def check_metrics(
         raise InputError(f"two metrics are called {next(iter(common), 'loss')!r}: rename one")
 
 
-def rows_of_all(columns: Mapping[str, Any]) -> int:
-    """Return the number of rows; raise InputError if it differs between columns."""
-    lengths = {name: len(column) for name, column in columns.items()}
-    if len(set(lengths.values())) > 1:
-        raise InputError(f"the columns have different numbers of rows: {lengths}")
-    return next(iter(lengths.values()), 0)
-
-
 class Means:
     """Means of metrics over batches, summed in float64 in the order of the batches."""
 
@@ -438,17 +430,11 @@ class Means:
 
 
 class Unchecked:
-    """An object that loses nothing in a hop: the state has its values, or it has none.
-
-    The checks of a hop do not look into it.
-    """
+    """An object that the checks of a hop ignore: the state has its values, or it has none."""
 
 
 class Part:
-    """An object that keeps attributes of a model.
-
-    The checks of a hop treat them as the model's own attributes, and name them accordingly.
-    """
+    """An object whose attributes the checks of a hop treat as the model's own."""
 
 
 class BaseModel:
@@ -506,11 +492,8 @@ class BaseModel:
                 outputs.append(parts)
         result = means.take()
         if outputs:
-            result.update(
-                self._measure_whole(
-                    [self._join(list(pieces)) for pieces in zip(*outputs, strict=True)]
-                )
-            )
+            whole = [self._join(list(pieces)) for pieces in zip(*outputs, strict=True)]
+            result.update(self._measure_whole(whole))
         return result
 
     def predict_batch(self, batch: Batch) -> Any:
@@ -541,9 +524,8 @@ class BaseModel:
         InputError
             As in :meth:`evaluate`.
         """
-        outputs = [
-            self._to_host(self.predict_batch(batch)) for batch in self._batches(data, batch_size)
-        ]
+        batches = self._batches(data, batch_size)
+        outputs = [self._to_host(self.predict_batch(batch)) for batch in batches]
         if not outputs:
             raise InputError("there are no rows to predict")
         return self._join(outputs)
@@ -569,7 +551,10 @@ class BaseModel:
 
     def _slice_batches(self, columns: Mapping[str, Any], batch_size: int) -> Iterator[Batch]:
         arrays = {name: self._as_array(column) for name, column in columns.items()}
-        for start in range(0, rows_of_all(arrays), batch_size):
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if len(set(lengths.values())) > 1:
+            raise InputError(f"the columns have different numbers of rows: {lengths}")
+        for start in range(0, max(lengths.values(), default=0), batch_size):
             yield {name: array[start : start + batch_size] for name, array in arrays.items()}
 
     # --- what differs between frameworks ----------------------------------------

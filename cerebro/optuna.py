@@ -1,8 +1,8 @@
 """Train the trials of an Optuna study with Cerebro: `cerebro.optuna.optimize`.
 
 The study keeps its sampler, pruner, storage and callbacks. The order of ``ask`` and ``tell`` does
-not depend on timing (see `cerebro.coordinator.rounds`), so a seeded sampler gives the same study
-with any number of workers. ``build(trial)`` is the first half of an objective: it suggests
+not depend on timing (see `cerebro.coordinator.search_loop`), so a seeded sampler gives the same
+study with any number of workers. ``build(trial)`` is the first half of an objective: it suggests
 hyperparameters and returns a model instead of training it.
 
     def build(trial):

@@ -7,12 +7,18 @@ tensor in the state, or an attribute that is kept outside ``state_dict``.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from cerebro.api.settings import eval_rows
+from cerebro.arguments import check_one_of
+from cerebro.data.given_rows import is_rows, write_given_rows
+from cerebro.data.validation import make_validation
 from cerebro.errors import InputError, StateError, shorten_tracebacks
+from cerebro.executors.local import LocalExecutor
 from cerebro.machine.devices import (
     CPU,
     assign_devices,
@@ -21,13 +27,13 @@ from cerebro.machine.devices import (
     name_in_worker,
 )
 from cerebro.machine.guard import refuse
+from cerebro.machine.libraries import present_settings
 from cerebro.report.findings import Finding, offer_graph
+from cerebro.run.recipe import check_build
 from cerebro.run.settings import Batches, Exactness
+from cerebro.space import as_space
 from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, RunFolders
 from cerebro.worker.trial_warnings import carry_filters, show
-
-if TYPE_CHECKING:
-    from cerebro.executors.local import LocalExecutor
 
 
 @dataclass(frozen=True)
@@ -118,18 +124,6 @@ def check(
         If the configuration cannot be built or trained at all, or if a device does not exist.
     """
     arguments = dict(locals())
-
-    import tempfile
-    from pathlib import Path
-
-    from cerebro.arguments import check_one_of
-    from cerebro.data.given_rows import is_rows, write_given_rows
-    from cerebro.data.validation import make_validation
-    from cerebro.executors.local import LocalExecutor
-    from cerebro.machine.libraries import present_settings
-    from cerebro.run.recipe import check_build
-    from cerebro.space import as_space
-
     refuse("cerebro.check")
     if is_rows(data) or is_rows(validation):
         with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as rows:

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import cerebro._core as _core
-from cerebro.api.settings import devices_of, resolve_mode
-from cerebro.api.workers import idle_advice, worker_count
-from cerebro.arguments import check_real_number, check_whole_number
+from cerebro.api.settings import devices_of, idle_advice
+from cerebro.arguments import check_real_number, check_whole_number, worker_count
 from cerebro.coordinator.dispatcher import evaluation_cost, make_schedule
 from cerebro.coordinator.simulated_trials import SimulatedSearch
 from cerebro.data.given_rows import is_rows, write_given_rows
@@ -35,6 +34,7 @@ from cerebro.run.records import Ranking
 from cerebro.run.settings import MAX_SEED, Batches, Exactness, Limits, SearchSettings, Strategy
 from cerebro.searchers import make_searcher
 from cerebro.searchers.base import Searcher
+from cerebro.searchers.metrics import metric_mode
 from cerebro.space import as_space
 
 
@@ -100,32 +100,27 @@ class Plan:
     threads: int = 1
 
     def __str__(self) -> str:
-        time = (
-            f"{self.passes:.4g} passes over the training data"
-            if self.makespan is None
-            else duration(self.makespan)
-        )
+        passes = f"{self.passes:.4g} passes over the training data"
+        time = passes if self.makespan is None else duration(self.makespan)
         folds = "" if self.folds is None else f" in {self.folds} folds each"
-        gpus = []
-        if are_gpus(self.devices):
-            memory = f"{size(self.resident_bytes)} of data in {size(self.device_bytes)} of memory"
-            gpus.append(f"gpus        {', '.join(self.devices)}; {memory} at most")
         advice = idle_advice(
             self.max_live, self.workers, self.threads, folds=self.folds, devices=self.devices
         )
-        return "\n".join(
-            [
-                f"trials      {self.trials}{folds}, at most {self.max_live} begun at a time",
-                f"epochs      {self.epochs} over all trials, {self.units} units",
-                f"data        {size(self.bytes_on_disk)} on disk, once; "
-                f"{size(self.bytes_read)} of rows through the loader",
-                *gpus,
-                f"makespan    {time} with {self.workers} worker(s)",
-                f"first trial ends at {self.first_result:.0%} of it",
-                f"idle        {self.idle_share:.1%} of the workers' time",
-                *([f"advice      {advice}"] if advice else []),
-            ]
-        )
+        lines = [
+            f"trials      {self.trials}{folds}, at most {self.max_live} begun at a time",
+            f"epochs      {self.epochs} over all trials, {self.units} units",
+            f"data        {size(self.bytes_on_disk)} on disk, once; "
+            f"{size(self.bytes_read)} of rows through the loader",
+            f"makespan    {time} with {self.workers} worker(s)",
+            f"first trial ends at {self.first_result:.0%} of it",
+            f"idle        {self.idle_share:.1%} of the workers' time",
+        ]
+        if are_gpus(self.devices):
+            memory = f"{size(self.resident_bytes)} of data in {size(self.device_bytes)} of memory"
+            lines.insert(3, f"gpus        {', '.join(self.devices)}; {memory} at most")
+        if advice:
+            lines.append(f"advice      {advice}")
+        return "\n".join(lines)
 
 
 @shorten_tracebacks
@@ -185,7 +180,7 @@ threads, seed, shuffle, stagger, live_models, devices, workers_per_device
     rows_per_second = check_real_number("rows_per_second", rows_per_second, above=0, optional=True)
     the_searcher = make_searcher(searcher)
     settings = SearchSettings(
-        ranking=Ranking(metric, resolve_mode(metric, mode), "best"),
+        ranking=Ranking(metric, metric_mode(metric, mode), "best"),
         strategy=Strategy(
             searcher_name=type(the_searcher).__name__,
             width=check_whole_number("width", 8 if width is None else width, 1),
@@ -216,7 +211,6 @@ threads, seed, shuffle, stagger, live_models, devices, workers_per_device
     run = _PlannedRun(search, views, order, 1.0 / speed, live_models, places)
     for _ in range(count):
         run.join()
-    run.place()
     simulation = run.run_to_end()
     rows = bytes_read = 0
     for unit in simulation.units:
@@ -271,14 +265,12 @@ class _PlannedRun(SimulatedRun):
         self._each = 1 if views.folds is None else len(views.folds)
         self._done: Counter[int] = Counter()  # by configuration: folds that have finished the epoch
 
-    def place(self) -> None:
-        """Tell the scheduler which workers hold which shards, once all workers have joined."""
+    def run_to_end(self) -> Simulation:
+        # All workers have joined: tell the scheduler which of them hold which shards.
         holders = self._places.holders({worker: worker for worker in range(self.workers)})
         if holders is not None:
             for part, pool in enumerate(self._order.pool_of_part):
                 self.schedule.set_holders(part, holders[pool])
-
-    def run_to_end(self) -> Simulation:
         self._begin(self._search.take_ready())
         return super().run_to_end()
 

@@ -14,11 +14,17 @@ from typing import Any, Literal
 from cerebro.api.settings import (
     check_callbacks,
     check_executor,
+    choose_worker_count,
     devices_of,
     set_up_searcher,
 )
-from cerebro.api.workers import choose_worker_count, worker_count
-from cerebro.arguments import RESUME, check_whole_number, explain_keywords, find_stacklevel
+from cerebro.arguments import (
+    RESUME,
+    check_whole_number,
+    explain_keywords,
+    find_stacklevel,
+    worker_count,
+)
 from cerebro.callbacks import Mirror
 from cerebro.coordinator.conduct import conduct, format_same_call, trains_here
 from cerebro.coordinator.restore import Previous, ResumeRequest, has_decided_all
@@ -51,7 +57,7 @@ from cerebro.run.settings import Batches, Exactness, Limits, Settings, Strategy,
 from cerebro.run.store import FILE, Store, check_whole_store, decode, encode, unused_folder
 from cerebro.searchers import make_searcher
 from cerebro.searchers.base import Searcher
-from cerebro.searchers.stopping import EarlyStopping
+from cerebro.searchers.metrics import EarlyStopping
 from cerebro.space import Space
 
 
@@ -123,7 +129,6 @@ def resume(
     if isinstance(run, Result):
         build = build or run.saved.known_build
     saved = SavedRun(run.path if isinstance(run, Result) else run, build=build)
-    path = saved.path
     with Owner.take_over(saved.folder) as owner:
         check_whole_store(saved.folder)
         saved.refresh()
@@ -141,7 +146,7 @@ def resume(
         if is_over(saved, request):
             record_new_places(saved, data, validation)
             clean_up(saved)
-            return Result(path, build=build)
+            return Result(saved.path, build=build)
         as_before = executor is None and workers is None
         announce(progress, before["workers"] if as_before else workers)
         settings = settings_of(
@@ -194,17 +199,18 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
         before = saved.settings
         epochs, n_trials = settings.limits.epochs, settings.limits.n_trials
         further = epochs if epochs != before["epochs"] else None
-        request = ResumeRequest(further, trials_each=saved.trials_each)
         more = searcher.wants_more(saved.meta.get("searcher") or {}, before["n_trials"], n_trials)
-        if is_over(saved, request) and not more:
+        request = ResumeRequest(further, trials_each=saved.trials_each, more=more)
+        if is_over(saved, request):
             clean_up(saved)
             return Result(settings.folder, build=settings.build)
         saved.recipe.warn_if_changed(settings.build)
-        return train_rest(saved, owner, settings, request, searcher, more=more)
+        return train_rest(saved, owner, settings, request, searcher)
 
 
 def is_over(saved: SavedRun, request: ResumeRequest) -> bool:
-    return saved.meta["status"] == "finished" and not any(map(request.includes, saved.records))
+    goes_on = request.more or any(map(request.includes, saved.records))
+    return saved.meta["status"] == "finished" and not goes_on
 
 
 def record_new_places(saved: SavedRun, data: Any, validation: Any) -> None:
@@ -233,17 +239,14 @@ def train_rest(
     settings: Settings,
     request: ResumeRequest,
     searcher: Searcher | None,
-    *,
-    more: bool = False,
 ) -> Result:
     """Train the rest of a run that this process owns.
 
-    `searcher` has not been set up; None recreates it from the run's record. `more` says whether it
-    has more to suggest, even if the run is finished.
+    `searcher` has not been set up; None recreates it from the run's record.
     """
-    the_searcher = searcher_of(saved, settings, request, searcher, more=more)
+    the_searcher = searcher_of(saved, settings, request, searcher)
     loop = saved.meta.get("search_loop")
-    if more and loop:  # ask the searcher again, although it had nothing more to suggest
+    if request.more and loop:  # ask the searcher again, although it had nothing more to suggest
         saved.meta["search_loop"] = {**loop, "is_exhausted": False}
     now = environment.describe(settings.exactness.threads, settings.devices[0])
     if not trains_here(settings):  # workers get the run's seed
@@ -270,22 +273,20 @@ def searcher_of(
     settings: Settings,
     request: ResumeRequest,
     searcher: Searcher | None,
-    *,
-    more: bool = False,
 ) -> Searcher:
     """Return the searcher as the run left it; raise InputError if it cannot be used so."""
     description = saved.meta["searcher_class"]
     over = has_decided_all(saved)
     apart = request.epochs is not None or request.trials is not None
     extends = apart or any(record.is_open for record in saved.records)
-    if over and more and extends and description["adaptive"]:
+    if over and request.more and extends and description["adaptive"]:
         raise InputError(
             f"the searcher of {saved.path} decides how long each trial trains, so more epochs and "
             "more trials need two calls: first one with "
             f"epochs={settings.limits.epochs} and as many trials as before, then one with more "
             "trials"
         )
-    over = over and not more
+    over = over and not request.more
     if apart and description["adaptive"] and not over:
         raise InputError(
             f"{saved.path} is not finished, and its searcher decides how long each trial trains: "
@@ -422,9 +423,8 @@ def find_differences(saved: SavedRun, settings: Settings) -> Iterator[str]:
         raise CorruptDataError(
             f"{saved.path}: some of its settings are not recorded: {', '.join(missing)}"
         )
-    may_differ = MAY_DIFFER
-    if not saved.meta["searcher_class"]["adaptive"]:
-        may_differ = {*MAY_DIFFER, "width"}
+    adaptive = saved.meta["searcher_class"]["adaptive"]
+    may_differ = MAY_DIFFER if adaptive else {*MAY_DIFFER, "width"}
     for name in now:
         if name not in may_differ and recorded[name] != now[name]:
             yield f"{name} was {recorded[name]!r}, is {now[name]!r}"
@@ -437,8 +437,9 @@ def find_differences(saved: SavedRun, settings: Settings) -> Iterator[str]:
     ):
         if before != round_trip(value):
             yield f"{name} has changed"
-    now_class = round_trip(settings.strategy.searcher_class)
-    yield from _compare_searchers(saved.meta["searcher_class"], now_class)
+    was, current = saved.meta["searcher_class"], round_trip(settings.strategy.searcher_class)
+    if any(was.get(key) != current.get(key) for key in ("class", "parameters", "adaptive")):
+        yield f"searcher was {_describe_searcher(was)}, is {_describe_searcher(current)}"
     views = {"data": settings.train, "validation": settings.validation}
     for name, view in views.items():
         if (None if view is None else view.checksum) != saved.meta[f"{name}_checksum"]:
@@ -448,18 +449,11 @@ def find_differences(saved: SavedRun, settings: Settings) -> Iterator[str]:
         yield "validation has different folds, or none"
 
 
-def _compare_searchers(known: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how two descriptions of searchers differ; their texts are only shown."""
-
-    def describe(value: Mapping[str, Any]) -> str:
-        name = value["class"].rpartition(":")[2]
-        if value["parameters"] is None:
-            return str(value.get("text", f"{name}(...)"))
-        return f"{name}({', '.join(f'{k}={v!r}' for k, v in value['parameters'].items())})"
-
-    compared = "class", "parameters", "adaptive"
-    if any(known.get(key) != now.get(key) for key in compared):
-        yield f"searcher was {describe(known)}, is {describe(now)}"
+def _describe_searcher(value: Mapping[str, Any]) -> str:
+    name = value["class"].rpartition(":")[2]
+    if value["parameters"] is None:
+        return str(value.get("text", f"{name}(...)"))
+    return f"{name}({', '.join(f'{k}={v!r}' for k, v in value['parameters'].items())})"
 
 
 def round_trip(value: Any) -> Any:

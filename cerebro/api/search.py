@@ -17,13 +17,13 @@ from cerebro.api.settings import (
     check_executor,
     check_points,
     check_stop,
+    choose_worker_count,
     devices_of,
     eval_rows,
-    resolve_mode,
+    idle_advice,
     seconds_per_unit,
     set_up_searcher,
 )
-from cerebro.api.workers import choose_worker_count, idle_advice, worker_count
 from cerebro.arguments import (
     SEARCH,
     check_one_of,
@@ -31,6 +31,7 @@ from cerebro.arguments import (
     check_whole_number,
     explain_keywords,
     find_stacklevel,
+    worker_count,
 )
 from cerebro.coordinator.conduct import conduct, make_run_context
 from cerebro.coordinator.searcher_record import describe
@@ -70,7 +71,7 @@ from cerebro.run.settings import (
 from cerebro.run.store import FILE
 from cerebro.searchers import make_searcher
 from cerebro.searchers.base import DONE, Searcher, suggestion_problem
-from cerebro.searchers.stopping import EarlyStopping
+from cerebro.searchers.metrics import EarlyStopping, metric_mode
 from cerebro.space import Space, as_space
 from cerebro.worker.messages import CheckDone, CheckTask, RunFolders
 
@@ -294,7 +295,7 @@ def search(
             train=train,
             validation=held_out,
             folds=folds,
-            ranking=Ranking(metric, resolve_mode(metric, mode), select),
+            ranking=Ranking(metric, metric_mode(metric, mode), select),
             strategy=Strategy(
                 searcher_name=searcher if isinstance(searcher, str) else type(searcher).__name__,
                 width=check_whole_number("width", 8 if width is None else width, 1),

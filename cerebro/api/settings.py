@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-from cerebro.arguments import KERAS_CALLBACKS, check_real_number
+from cerebro.arguments import (
+    KERAS_CALLBACKS,
+    check_real_number,
+    check_whole_number,
+    find_stacklevel,
+)
 from cerebro.data import Dataset
 from cerebro.errors import InputError, one_line
-from cerebro.machine.devices import ALL, CPU, are_gpus, choose_devices, name_devices
+from cerebro.machine.devices import ALL, CPU, MAX_WORKERS, are_gpus, choose_devices, name_devices
 from cerebro.model import Info, is_keras
 from cerebro.run.settings import Settings
 from cerebro.searchers.base import Searcher
-from cerebro.searchers.metrics import metric_mode
-from cerebro.searchers.stopping import EarlyStopping
+from cerebro.searchers.metrics import EarlyStopping
 from cerebro.space import Space
 from cerebro.worker.models import make_info
 
@@ -152,7 +157,52 @@ def eval_rows(data: Dataset) -> int | None:
     return EVAL_ROWS if values <= MOST_VALUES else None
 
 
-def resolve_mode(metric: Any, mode: Any) -> Literal["min", "max"]:
-    if not isinstance(metric, str) or not metric:
-        raise InputError(f"metric must be a metric's name, not {metric!r}")
-    return metric_mode(metric, mode)
+def choose_worker_count(workers: Any, executor: Any) -> Any:
+    """Return the number of workers that `workers` or the executor names; None: neither names one.
+
+    The executor's number counts; warns if `workers` differs from it. Without a number, an executor
+    starts as many workers as fit.
+    """
+    count = check_whole_number("workers", workers, 0, MAX_WORKERS, optional=True)
+    number = getattr(executor, "workers", count)  # an executor need not have a number
+    if count is not None and count != number:
+        starts = "as many as fit" if number is None else number
+        cure = "leave workers= out"
+        if count > 0:
+            cure += f", or give the number to the executor, as in Executor(workers={count})"
+        warnings.warn(
+            f"workers={count} is not used, because executor= has the workers, and starts {starts}: "
+            f"{cure}",
+            stacklevel=find_stacklevel(),
+        )
+    return number
+
+
+def idle_advice(
+    at_once: int | None,
+    workers: int,
+    threads: int,
+    *,
+    folds: int | None = None,
+    devices: Sequence[str] = (CPU,),
+    elsewhere: bool = False,
+) -> str | None:
+    """Return how many workers are idle and what would use them; None if all have work.
+
+    `at_once` is the most trials that train at a time, counting each fold; None: unknown. With
+    `elsewhere`, an executor has the workers, whose nodes may have no cores for more threads.
+    """
+    if at_once is None or not 0 < at_once < workers:
+        return None
+    cures = []
+    more = workers * threads // at_once
+    if more > threads and not are_gpus(devices) and not elsewhere:
+        cures.append(f"threads={more} with workers={at_once}")
+    if folds is None:
+        cures.append("folds (validation=cerebro.KFold(...))")
+    text = f"{', '.join(cures)} or more trials" if cures else "more trials"
+    if not text.startswith("threads="):
+        text = text[0].upper() + text[1:]
+    trials = "1 trial trains" if at_once == 1 else f"{at_once} trials train"
+    idle = workers - at_once
+    return f"{trials} at a time on {workers} workers: {idle} idle. {text} would use them"

@@ -2,9 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from cerebro.callbacks.csv_file import CSV
 from cerebro.callbacks.mirror import Mirror
-from cerebro.callbacks.observer import Observer
+from cerebro.callbacks.observer import CSV, Observer
 from cerebro.machine.imports import import_lazily
 
 if TYPE_CHECKING:

@@ -99,8 +99,6 @@ class Mirror(Observer):
         """Record that the next run was downloaded from this copy."""
         self._resumed = copy
 
-    # --- hooks -----------------------------------------------------------------
-
     def on_run_start(self, run: Any) -> None:
         """Begin to copy the run; raise InputError if the place holds a different one."""
         self._uploader = Uploader(self._objects, Path(run.path).absolute(), self._resumed)
@@ -120,11 +118,9 @@ class Mirror(Observer):
         self._changed.set()
 
     def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
-        """Warn if the storage has failed."""
         self._warn()
 
     def on_run_closed(self) -> None:
-        """Copy the run as it has ended."""
         if self._thread is None:
             return
         self._is_ending = True
@@ -137,10 +133,7 @@ class Mirror(Observer):
             self._has_warned = False
             self._warn(" The copy is not that of the end of the run: call upload(run) to make it.")
 
-    # --- inside ----------------------------------------------------------------
-
     def _follow(self) -> None:
-        """Copy the run after each change, until it has ended."""
         assert self._uploader is not None
         not_before, last_tries = 0.0, LAST_TRIES
         while True:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import cerebro
-from cerebro.api.workers import worker_count
+from cerebro.arguments import worker_count
 from cerebro.cli.options import new_command, parse_count, parse_progress, progress_option, say
 from cerebro.errors import InputError
 from cerebro.executors.process import warm_workers

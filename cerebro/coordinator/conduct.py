@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.arguments import find_stacklevel
-from cerebro.coordinator.callbacks import Hooks
-from cerebro.coordinator.coordinator import Coordinator
-from cerebro.coordinator.disk_space import check_room
-from cerebro.coordinator.failures import explain_missing_metric
-from cerebro.coordinator.hop_check import (
+from cerebro.coordinator.before_training import (
     check_hop,
+    check_room,
     find_wrong_ranking,
     require_build,
     warn_if_reordered,
 )
+from cerebro.coordinator.coordinator import Coordinator
+from cerebro.coordinator.failures import explain_missing_metric
 from cerebro.coordinator.restore import Previous, reopen_run
 from cerebro.coordinator.searcher_record import is_describable
 from cerebro.coordinator.trials import make_recordable
+from cerebro.coordinator.user import Hooks
 from cerebro.errors import RunError, explain_interrupt, text_of
 from cerebro.executors.base import Executor
 from cerebro.executors.inline import InlineExecutor
@@ -70,11 +70,11 @@ def conduct(
     with exit_on_sigterm():
         recorded = previous.saved.environment if previous else None
         with RunSession(settings, make_run_context(settings, recorded)) as session:
-            executor, context = session.executor, session.context
+            executor, context, progress = session.executor, session.context, session.progress
             if settings.executor is None:  # other executors copy the data to where they train
                 for data in (settings.train, settings.validation):
                     if data is not None and not data.shards.are_here():
-                        session.progress.phase("copying the data")
+                        progress.phase("copying the data")
                         data.fetch()
             # Fail before a file is made if something cannot be sent to workers.
             workers = list(executor.start(context))
@@ -92,37 +92,29 @@ def conduct(
                 if order and trains_here(settings):
                     warn_if_reordered(executor, workers[0], previous.saved.records[0], order)
                 session.opened, restored = reopen_run(previous, settings, context)
-            store = session.opened.store
-            if previous is not None:
                 views = {"data": settings.train, "validation": settings.validation}
                 for item in previous.saved.new_places(views).items():
-                    store.set_meta(*item)
-                store.flush()  # the result reads it
+                    session.opened.store.set_meta(*item)
+                session.opened.store.flush()  # the result reads it
+            store = session.opened.store
             session.result = result = Result(settings.folder, build=settings.build)
             result.saved.before_reading = store.flush
             session.hooks = hooks = Hooks(settings.callbacks, result.trial_of)
             session.coordinator = coordinator = Coordinator(
-                settings,
-                context,
-                searcher,
-                executor,
-                store,
-                hooks,
-                session.progress,
-                first,
-                restored,
+                settings, context, searcher, executor, store, hooks, progress, first, restored
             )
             hooks.notify("on_run_start", result)
             store.listeners = hooks.of_commits
             if first is not None:
-                session.progress.phase("trying the first configuration")
-                tried = check_hop(executor, workers, context, make_recordable(first.config)[0])
+                progress.phase("trying the first configuration")
+                config = make_recordable(first.config)[0]
+                tried = check_hop(executor, workers, context, config)
                 coordinator.events.note_first_warnings(tried.warned)
                 coordinator.events.note_findings(find_wrong_ranking(settings.ranking))
                 coordinator.events.note_findings(tried.findings_to_show())
                 tried.raise_if_broken()
                 coordinator.words = tried.words
-                coordinator.events.unread.begin(make_recordable(first.config)[0], tried.read)
+                coordinator.events.unread.begin(config, tried.read)
                 if tried.metrics is not None:
                     require_metrics(settings, tried.metrics, tried.words)
                 if settings.workers > 0:
@@ -137,7 +129,7 @@ def conduct(
                 workers = tried.workers
             coordinator.run(workers)
         result.refresh()
-        session.progress.finished(coordinator.snapshot(), result)
+        progress.finished(coordinator.snapshot(), result)
         try:
             hooks.notify("on_run_end", result)
         finally:
@@ -192,8 +184,7 @@ def exit_on_sigterm() -> Iterator[None]:
 class RunSession:
     """Holds the resources of a process that trains a run, and closes them, the owner's lock last.
 
-    Without an exception, the workers end and the run gets the coordinator's status. On any
-    exception, the workers are killed, and all finished work is kept.
+    On an exception, the workers are killed, and all finished work is kept.
     """
 
     def __init__(self, settings: Settings, context: RunContext) -> None:
@@ -271,7 +262,7 @@ def close_store(opened: OwnedRun, state_dir: Path) -> None:
 
 
 def complete_error(error: BaseException, result: Result) -> None:
-    """Complete the error that ended a run: add its result, or how to resume it after Ctrl-C."""
+    """Add its result to the error that ended a run, or how to resume it after Ctrl-C."""
     result.refresh()
     if isinstance(error, RunError):
         error.result = result
@@ -337,7 +328,6 @@ def format_same_call(saved: SavedRun) -> str:
 
 
 def make_executor(settings: Settings) -> Executor:
-    """Return an executor that trains in workers on this machine or in this process."""
     if settings.workers == 0:
         return InlineExecutor()
     seats = assign_devices(settings.devices, settings.workers)
@@ -349,23 +339,17 @@ def trains_here(settings: Settings) -> bool:
 
 
 def make_run_context(settings: Settings, recorded: Mapping[str, Any] | None = None) -> RunContext:
-    """Return what workers need of a run.
-
-    `recorded` is the environment in which a resumed run began, for its settings of PyTorch, Keras
-    and JAX; the default is this process's.
-    """
+    """Return what workers need of a run; `recorded` is the environment in which it began."""
     workers, devices = max(1, settings.workers), settings.devices
     # A prefetch thread pays off only on a core that no worker uses.
     has_idle_cores = resources.usable_cores() > workers * settings.exactness.threads
-    states = str((settings.folder / "states").resolve())
+    folders = (settings.state_dir, settings.folder / "states", settings.folder / "trials")
     context = RunContext(
         build=settings.build,
         train=settings.train,
         validation=settings.validation,
         folds=settings.folds,
-        folders=RunFolders(
-            str(settings.state_dir.resolve()), states, str((settings.folder / "trials").resolve())
-        ),
+        folders=RunFolders(*(str(folder.resolve()) for folder in folders)),
         batches=settings.batches,
         exactness=settings.exactness,
         limits=settings.limits,
@@ -379,6 +363,6 @@ def make_run_context(settings: Settings, recorded: Mapping[str, Any] | None = No
         hash_seed=hash_seed(None if recorded is None else recorded.get("variables", {})),
         warning_filters=carry_filters(),
     )
-    return (
-        set_memory_shares(context, assign_devices(devices, 1)) if trains_here(settings) else context
-    )
+    if trains_here(settings):
+        return set_memory_shares(context, assign_devices(devices, 1))
+    return context

@@ -16,9 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cerebro.control as control
-from cerebro.coordinator.callbacks import Hooks
-from cerebro.coordinator.commands import Commands
+from cerebro.control import FOLDER
 from cerebro.coordinator.dispatcher import Dispatcher, evaluation_cost
 from cerebro.coordinator.event_book import EventBook
 from cerebro.coordinator.failures import (
@@ -29,17 +27,17 @@ from cerebro.coordinator.failures import (
     raise_if_all_failed,
 )
 from cerebro.coordinator.folds import FoldedTrials
-from cerebro.coordinator.forecast import EpochParts, Forecaster, ToCome
-from cerebro.coordinator.overview import Overview
+from cerebro.coordinator.overview import EpochParts, Forecaster, Overview, ToCome
 from cerebro.coordinator.restore import RestoredRun
 from cerebro.coordinator.search_loop import SearchLoop
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trials import LiveTrials
+from cerebro.coordinator.user import Commands, Hooks
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.base import Executor
 from cerebro.model import Words
 from cerebro.report.snapshot import Snapshot
-from cerebro.run.records import ENDED, NOTHING_RAISED, EpochRecord, Raised, Status, find_clash
+from cerebro.run.records import ENDED, EpochRecord, Raised, Status, find_clash
 from cerebro.run.settings import Settings
 from cerebro.run.store import Store
 from cerebro.searchers.base import Searcher, Suggestion, expected_trials
@@ -62,8 +60,7 @@ class RunClock:
         self._started = self._begun - before
         self.wall_started = time.time() - before
         self.limit = limit
-        self.is_over = False
-        """Whether the time limit has been noticed; see :meth:`check`."""
+        self.is_over = False  # whether the time limit has been noticed; see :meth:`check`
 
     def now(self) -> float:
         """Return the seconds since the run's start, without those between its processes."""
@@ -71,7 +68,7 @@ class RunClock:
 
     def check(self) -> bool:
         """Return whether the time limit is over, once."""
-        if self.limit is None or self.is_over or self._seconds_left(self.limit) > 0:
+        if self.seconds_left() != 0:
             return False
         self.is_over = True
         return True
@@ -80,18 +77,11 @@ class RunClock:
         """Return the seconds until the time limit; None without a limit, or once it has passed."""
         if self.limit is None or self.is_over:
             return None
-        return max(0.0, self._seconds_left(self.limit))
-
-    def _seconds_left(self, limit: float) -> float:
-        return limit - (time.perf_counter() - self._begun)
+        return max(0.0, self.limit - (time.perf_counter() - self._begun))
 
 
 class Coordinator:
-    """Trains one run to its end.
-
-    Until nothing is left to do, it carries out the user's commands, sends workers the units that
-    the scheduler chose, records events, and reports finished epochs to the searcher.
-    """
+    """Trains one run to its end."""
 
     def __init__(
         self,
@@ -113,7 +103,7 @@ class Coordinator:
         self._restored = restored
         self._hooks = hooks
         self.events = EventBook(store, self.clock.now, settings)
-        self._dispatcher = Dispatcher(executor, context, self.clock.now, limits.max_retries)
+        self._dispatcher = Dispatcher(executor, context, self.clock.now)
         train, validation = context.views(0)
         evaluation = evaluation_cost(validation)
         parts = EpochParts(context.order().num_parts, evaluation / (train.num_rows + evaluation))
@@ -121,40 +111,29 @@ class Coordinator:
         self._overview = Overview(
             settings, progress, self.clock.now, forecaster, self._count_work_to_come
         )
-        schedule = self._dispatcher.schedule
-        self._searched: LiveTrials | FoldedTrials
-        """The trials that the searcher and the user see."""
+        shared = settings, context, store, self._dispatcher.schedule, self._overview
+        self._searched: LiveTrials | FoldedTrials  # the trials that the searcher and the user see
         if settings.folds is None:
             self._searched = self._trials = LiveTrials(
-                settings,
-                context,
-                store,
-                schedule,
-                self._overview,
+                *shared,
                 self._overview.ended,
                 hooks.notify_of,
                 stepwise=searcher.adaptive,
                 pinned=searcher.pinned,
             )
         else:
-            self._searched = FoldedTrials(
-                settings, context, store, schedule, self._overview, hooks, searcher.pinned
-            )
+            self._searched = FoldedTrials(*shared, hooks, searcher.pinned)
             self._trials = self._searched.folds
         self._loop = SearchLoop(settings, searcher, store, hooks, self._searched, first)
         # By trial: the last unit of an epoch whose state is being copied.
         self._awaiting_state: dict[int, messages.UnitDone] = {}
-        self.words = Words()
-        """What the model's users call its methods, for messages."""
-        self._commands = Commands(
-            settings.folder / control.FOLDER, partial(self.events.add, "command")
-        )
+        self.words = Words()  # what the model's users call its methods, for messages
+        self._commands = Commands(settings.folder / FOLDER, partial(self.events.add, "command"))
         if restored is not None:
             self._searched.restore(restored.trials, restored.decisions)
             restored.trials.clear()  # else trials would stay in memory after they end
 
     def _count_work_to_come(self) -> ToCome:
-        """Return the work of trials that the searcher has not suggested yet."""
         searcher, folds = self._loop.searcher, self.settings.trials_each
         if self._loop.is_exhausted:
             return ToCome(trials=0)
@@ -209,21 +188,17 @@ class Coordinator:
             self._overview.show(self.trials.values(), len(self._dispatcher))
 
     def _handle_events(self) -> None:
-        """Wait for events from the executor until something else is due, and handle them."""
         for event in self._dispatcher.executor.wait(self._seconds_to_wait()):
-            self._handle(event)
-
-    def _handle(self, event: messages.News) -> None:
-        if isinstance(event, messages.UnitDone):
-            self._handle_unit_done(event)
-        elif isinstance(event, messages.UnitFailed):
-            self._handle_unit_failed(event)
-        elif isinstance(event, messages.WorkerLost):
-            self._handle_worker_lost(event)
-        elif isinstance(event, messages.CheckDone):
-            self._dispatcher.end_warming(event.worker)
-        else:
-            self._handle_cluster_event(event)
+            if isinstance(event, messages.UnitDone):
+                self._handle_unit_done(event)
+            elif isinstance(event, messages.UnitFailed):
+                self._handle_unit_failed(event)
+            elif isinstance(event, messages.WorkerLost):
+                self._handle_worker_lost(event)
+            elif isinstance(event, messages.CheckDone):
+                self._dispatcher.end_warming(event.worker)
+            else:
+                self._handle_cluster_event(event)
 
     def _resume_run(self, restored: RestoredRun) -> None:
         self._loop.restore(restored.loop, restored.decision_count)
@@ -316,7 +291,6 @@ class Coordinator:
     def _make_task(
         self, trial: LiveTrial, epoch: int, step: int, part: int, position: int, **more: Any
     ) -> messages.Task:
-        """Return the task of a trial's unit, with the number of its dispatch."""
         task = messages.Task(
             trial=trial.record.number,
             config=trial.record.config,
@@ -350,14 +324,14 @@ class Coordinator:
     def _handle_unit_done(self, event: messages.UnitDone) -> None:
         task = event.task
         trial = self._trials.by_number[task.trial]
-        following = self._dispatcher.finish(event)
+        last, following = trial.last_unit, self._dispatcher.finish(event)
         self._forget_live_models(event.worker, event.dropped)
         trial.position += 1
         trial.origin = None
         trial.epoch_seconds += event.seconds
         if task.part >= 0 and event.seconds > 0:
             trial.rows_per_second = event.total.rows / event.seconds
-        self._overview.unit_done(event.worker, task.step, event.seconds)
+        self._overview.unit_ends(event.worker, task.step, event.seconds)
         self.store.add_unit(
             trial=task.trial,
             epoch=task.epoch,
@@ -369,7 +343,7 @@ class Coordinator:
             seconds=event.seconds,
             rows=event.total.rows,
             batches=event.total.batches,
-            hopped=event.loaded and trial.last_worker not in (None, event.worker),
+            hopped=event.loaded and last is not None and last.worker != event.worker,
             state_bytes=event.state.nbytes,
         )
         trial.last_unit = event
@@ -416,8 +390,7 @@ class Coordinator:
     # --- failures --------------------------------------------------------
 
     def _drop_unit(self, worker: int, trial: LiveTrial) -> None:
-        """Note that a worker has not completed a trial's unit."""
-        self._overview.unit_lost(worker)
+        self._overview.unit_ends(worker)
         self._dispatcher.fail(worker)
         trial.worker = None
 
@@ -434,28 +407,21 @@ class Coordinator:
             self._apply_commands(trial)
             return
         raised = Raised(event.bases, event.place)
-        if asks_to_stop(raised):
-            self._trials.end(trial, "stopped", event.message, event.traceback, raised)
-            self._stop_trials(self._searched.folds_beside(trial))
-            self._report(trial)
-            return
         status: Status = "diverged" if event.kind == "diverged" else "failed"
-        self._end_trial(trial, status, event.message, event.traceback, raised)
+        if asks_to_stop(raised):
+            status = "stopped"
+        self._trials.end(trial, status, event.message, event.traceback, raised)
+        if status == "stopped":
+            self._stop_trials(self._searched.folds_beside(trial))
+        self._report(trial)
 
-    def _end_trial(
-        self,
-        trial: LiveTrial,
-        status: Status,
-        error: str = "",
-        traceback: str = "",
-        raised: Raised = NOTHING_RAISED,
-    ) -> None:
+    def _end_trial(self, trial: LiveTrial, status: Status, error: str = "") -> None:
         """End a trial without asking the searcher, which is sent the worst metric."""
-        self._trials.end(trial, status, error, traceback, raised)
+        self._trials.end(trial, status, error)
         self._report(trial)
 
     def _handle_worker_lost(self, event: messages.WorkerLost) -> None:
-        self._overview.unit_lost(event.worker)
+        self._overview.unit_ends(event.worker)
         task, verdict = self._dispatcher.remove(event)
         self._trials.held.forget_worker(event.worker)
         if event.signal == signal.SIGBUS:
@@ -545,7 +511,6 @@ class Coordinator:
         self._stop_trials(trials)
 
     def _stop_trials(self, trials: Sequence[LiveTrial]) -> None:
-        """End trials permanently, each after its current unit."""
         for trial in trials:
             trial.stopping = True
             self._trials.hold(trial)
@@ -571,7 +536,6 @@ class Coordinator:
             self._trials.set_status(trial, "paused")
 
     def _seconds_to_wait(self) -> float:
-        """Return how long to wait for events before something else is due."""
         return self._commands.wait_seconds(self.clock.seconds_left())
 
     # --- the state of the run --------------------------------------------
@@ -582,11 +546,9 @@ class Coordinator:
         return self._searched.by_number
 
     def status_of(self, number: int) -> Status | None:
-        """Return a trial's status; None if there is no such trial."""
         return self._searched.status_of(number)
 
     def snapshot(self) -> Snapshot:
-        """Return the data that progress displays draw."""
         return self._overview.snapshot(self.trials.values(), len(self._dispatcher))
 
     @property

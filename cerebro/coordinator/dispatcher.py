@@ -46,11 +46,7 @@ class Dispatcher:
     """The workers of a run, each with its unit in flight and at most one queued behind it."""
 
     def __init__(
-        self,
-        executor: Executor,
-        context: messages.RunContext,
-        now: Callable[[], float],
-        max_retries: int,
+        self, executor: Executor, context: messages.RunContext, now: Callable[[], float]
     ) -> None:
         self.executor = executor
         self._now = now
@@ -70,7 +66,7 @@ class Dispatcher:
         self._begun: list[int] = []  # workers that have begun a unit since units were queued
         self._warming: set[int] = set()  # workers that are still importing
         self._libraries: set[str] = set()
-        self._losses = LostWorkers(max_retries)
+        self._losses = LostWorkers(context.limits.max_retries)
 
     def __len__(self) -> int:
         """Return the number of workers that can run units."""
@@ -163,7 +159,6 @@ class Dispatcher:
         self._warming.add(worker)
 
     def end_warming(self, worker: int) -> None:
-        """Add a worker that has imported the libraries."""
         if worker in self._warming:
             self._warming.remove(worker)
             self.add(worker)
@@ -180,7 +175,6 @@ class Dispatcher:
                 self.schedule.set_holders(part, there)
 
     def forget_live(self, worker: int, trial: int) -> None:
-        """Note that a worker has dropped a trial's model."""
         self.schedule.forget_live(self._schedule_worker[worker], trial)
 
     def remove(self, lost: messages.WorkerLost) -> tuple[messages.Task | None, Verdict]:

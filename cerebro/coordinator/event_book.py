@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cerebro.coordinator.failures import list_not_finite
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.data import depots
 from cerebro.report.findings import UNREAD, Finding
@@ -36,7 +36,6 @@ class EventBook:
         self._store.add_event(self._now(), kind, text, trial)
 
     def forget(self, trial: int) -> None:
-        """Drop what was kept about a trial that has ended."""
         self._growth.forget(trial)
 
     def note_first_warnings(self, warned: Sequence[Warned]) -> None:
@@ -52,7 +51,6 @@ class EventBook:
             show_finding(finding, self._build, f"{self._name_of(0)}: ")
 
     def note_unit(self, trial: LiveTrial, event: UnitDone) -> None:
-        """Record what was noted in a unit."""
         self._add_read_names(event)
         self._watch_memory(event)
         self._note_not_exact(trial, event.steps.not_exact)
@@ -102,7 +100,6 @@ class EventBook:
                 )
 
     def _note_wrong_step(self, trial: LiveTrial, unlike: str) -> None:
-        """Record that a trial's recorded step, which its earlier units used, was wrong."""
         number = trial.record.number
         text = (
             f"{self._name_of(number)}, {unlike}. Earlier units have used that step, so the results "
@@ -114,9 +111,11 @@ class EventBook:
 
     def note_not_finite(self, trial: LiveTrial, epoch: int) -> None:
         """Record the first epoch in which a trial's validation metric is not finite."""
-        problem = list_not_finite(trial.record.epochs[-1].metrics)
-        if problem and trial.is_new("not finite"):
-            text = f"trial {trial.record.number}, epoch {epoch}: {problem}"
+        metrics = trial.record.epochs[-1].metrics
+        wrong = [k for k, v in metrics.items() if k.startswith("val_") and not math.isfinite(v)]
+        if wrong and trial.is_new("not finite"):
+            values = ", ".join(f"{name} is {metrics[name]}" for name in wrong)
+            text = f"trial {trial.record.number}, epoch {epoch}: {values}"
             self.add("not finite", text, trial.record.number)
 
     def _note_moved_batches(self, why: str) -> None:

@@ -25,16 +25,13 @@ _NO_METRIC = "the model reports no metric"
 
 
 def raise_if_alike(first: Sequence[TrialRecord], folder: Path | None = None) -> None:
-    """Raise RunError with the first error if the first trials, by number, all failed alike.
+    """Raise RunError if the first trials, by number, all failed alike, without an epoch.
 
-    Later trials do not count, so the result does not depend on the number of workers. A trial that
-    finished an epoch proves that the code works. `folder` is the run's, None if it will be removed.
+    Later trials do not count, so the result does not depend on the number of workers. `folder` is
+    the run's, None if it will be removed.
     """
-    if len(first) < ALIKE_FAILURES:
-        return
-    if any(record.status != "failed" or record.epochs for record in first):
-        return
-    if len({failure_kind(record) for record in first}) == 1:
+    failed = all(record.status == "failed" and not record.epochs for record in first)
+    if len(first) >= ALIKE_FAILURES and failed and len(set(map(failure_kind, first))) == 1:
         text = f"the first {len(first)} trials failed in the same way: {first[0].error}"
         raise RunError(text + _locate_traceback(first[0], folder))
 
@@ -65,10 +62,7 @@ def _locate_traceback(first: TrialRecord, folder: Path | None) -> str:
 
 
 def failure_kind(record: TrialRecord) -> tuple[str, ...]:
-    """Return a key for failures of the same kind: the exception's type and the user's line.
-
-    If no line of the user's code is involved, the key is the message without its numbers.
-    """
+    """Return a key for failures alike: the exception's type and the user's line, or the message."""
     raised = record.raised
     if raised.place:
         return raised.bases[0], raised.place
@@ -92,19 +86,12 @@ def make_comparable(metrics: Mapping[str, float], by: Ranking) -> dict[str, floa
     return reported
 
 
-def list_not_finite(metrics: Mapping[str, float]) -> str:
-    """Return a list of the validation metrics that are not finite; empty if all are finite."""
-    names = [n for n, v in metrics.items() if n.startswith("val_") and not math.isfinite(v)]
-    return ", ".join(f"{name} is {metrics[name]}" for name in names)
-
-
 def explain_missing_metric(
     name: str, metrics: Iterable[str], *, validated: bool, words: Words
 ) -> str | None:
-    """Return why an epoch's metrics cannot rank the trial; None if they can.
+    """Return why a model with these metrics cannot be ranked by the metric `name`; None if it can.
 
-    If `validated`, the ranking metric must come from validation. `metrics` are all names, with
-    ``train_`` and ``val_``, too. `words` has what the model's users call its methods.
+    If `validated`, the ranking metric must come from validation.
     """
     names = set(metrics)
     if _can_rank(name, names, validated=validated):
@@ -140,18 +127,16 @@ MAX_START_LOSSES = 3
 class Verdict:
     """What follows from losing a worker."""
 
-    text: str
-    """What happened, and in which unit; recorded as an event of the run."""
-    error: str | None = None
-    """Why the trial must be given up; None if it continues."""
+    text: str  # what happened, and in which unit; recorded as an event of the run
+    error: str | None = None  # why the trial must be given up; None if it continues
 
 
 class LostWorkers:
-    """Counts lost workers and decides whether to retry units and replace workers.
+    """Decides whether to retry units and to replace workers.
 
     A unit that a lost worker had begun may have killed it, and is retried at most `max_retries`
-    times. Otherwise the machine is to blame, and the loss does not count against the unit. After
-    several such losses in a row, lost workers are not replaced.
+    times. Otherwise the machine is to blame; after several such losses in a row, lost workers are
+    not replaced.
     """
 
     def __init__(self, max_retries: int) -> None:

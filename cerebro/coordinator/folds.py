@@ -1,11 +1,10 @@
 """Present the folds of each configuration to the searcher and the user as one trial.
 
-`FoldedTrials` connects the search loop, which works on configurations, with `LiveTrials`, whose
-trials are folds. The folds of a configuration advance together: no fold begins an epoch until all
-folds have finished the previous one, and the searcher or `EarlyStopping` has received the mean
-metrics. So decisions do not depend on timing, and no fold trains an unnecessary epoch. A fold that
-fails ends its configuration, once the other folds have finished the epoch in which it failed. If
-they fail in it, too, the error names the failed fold with the lowest number.
+The folds of a configuration advance together: none begins an epoch until all have finished the
+previous one, and the searcher or `EarlyStopping` has received the mean metrics. So decisions do not
+depend on timing, and no fold trains an unnecessary epoch. A fold that fails ends its configuration,
+once the other folds have finished the epoch in which it failed; of several that fail in it, the
+error names the one with the lowest number.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cerebro._core as _core
-from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.overview import EndedTrials, Overview
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trials import LiveTrials, TrialTable
+from cerebro.coordinator.user import Hooks
 from cerebro.report.snapshot import TrialRow
 from cerebro.run.records import (
     ENDED,
@@ -55,7 +54,7 @@ class FoldedTrial(LiveTrial):
 
 
 class FoldedTrials(TrialTable[FoldedTrial]):
-    """All configurations of a run, with their folds; see the module's docstring."""
+    """The configurations for the search loop; `folds` are the trials that workers train."""
 
     def __init__(
         self,
@@ -83,7 +82,6 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             best_epoch=self._find_best_epoch,
             pinned=pinned,
         )
-        """The folds of all configurations, which are the trials that workers train."""
 
     def add(self, suggestion: Suggestion) -> LiveTrial:
         """Add a configuration, or a clone, whose folds are clones of its parent's folds."""

@@ -4,22 +4,21 @@ A trial continues from its newest complete state, either in its slots, if their 
 in the file of a finished epoch. The store's rows may be older than the states, because a separate
 thread writes them. So for every trial that continues:
 
-1. Finished epochs whose rows were lost with the coordinator are recovered from two sources: files
-whose content matches the hash in their name, and slots whose position is exactly the end of the
-epoch. A state contains the epoch's metric sums, so the row can be written as before.
-2. The trial continues from its slots if they are less than one epoch past the last such epoch.
-Otherwise the row of an epoch in between would be lost. The slots must also not be past the trial's
-target epochs: if they are, the store has lost a higher target.
-3. Otherwise the trial continues from the state of its last epoch, or from its beginning.
+1. Finished epochs whose rows were lost with the coordinator are recovered from files whose content
+matches the hash in their name, and from slots at exactly the end of the epoch. A state contains the
+epoch's metric sums, so the row can be written as before.
+2. The trial continues from its slots if they are less than one epoch past the last such epoch (else
+the row of an epoch in between would be lost), and not past its target epochs (else the store has
+lost a higher target).
+3. Otherwise it continues from the state of its last epoch, or from its beginning.
 
-The slots that are used are moved to new files. If a worker of the old process is still alive,
-stopped in the middle of a write, it later writes to files that no process reads.
+The slots that are used are moved to new files: a worker of the old process that was stopped in the
+middle of a write may later write to the old ones, which no process reads.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,16 +52,11 @@ from cerebro.worker.trial_state import EpochProgress
 class ResumePoint:
     """Where a trial continues."""
 
-    position: int
-    """The number of committed units."""
-    attempt: int = 0
-    """The number of the next dispatch, higher than any that the slots have seen."""
-    origin: states.KeptState | None = None
-    """The state to load, if it is not in the slots."""
-    lost: list[EpochRecord] = field(default_factory=list)
-    """Finished epochs whose rows are missing in the store."""
-    epoch_seconds: float = 0.0
-    """The seconds that the epoch in progress has taken so far."""
+    position: int  # the number of committed units
+    attempt: int  # the number of the next dispatch, higher than any that the slots have seen
+    origin: states.KeptState | None  # the state to load, if it is not in the slots
+    lost: list[EpochRecord]  # their rows are missing in the store
+    epoch_seconds: float  # of the epoch in progress
 
 
 @dataclass
@@ -70,17 +64,13 @@ class RestoredRun:
     """The state of a run from which a coordinator resumes it."""
 
     seconds: float  # on the run's clock
-    loop: dict[str, Any] | None
-    """The search loop's own state, stored in addition to the searcher's."""
-    decisions: dict[int, LastDecision]
-    """The searcher's last decision for each trial."""
+    loop: dict[str, Any] | None  # the search loop's own state
+    decisions: dict[int, LastDecision]  # the searcher's last decision for each trial
     decision_count: int = 0  # including suggestions
-    partly: bool = False
-    """Whether open trials that are not resumed may remain."""
-    trials: list[LiveTrial] = field(default_factory=list)
-    """All trials by number; resumed trials wait at their positions."""
+    partly: bool = False  # whether open trials that are not resumed may remain
+    trials: list[LiveTrial] = field(default_factory=list)  # by number
     lost: dict[int, list[EpochRecord]] = field(default_factory=dict)
-    """Finished epochs whose rows are missing in the store, by trial."""
+    """By trial: finished epochs whose rows are missing in the store."""
 
 
 @dataclass
@@ -94,7 +84,7 @@ class _Slots:
 
 
 class Restorer:
-    """Finds the position from which each trial continues; see the module's docstring.
+    """Finds the position from which each trial continues.
 
     `units` has the seconds of recorded units whose epoch has no row, by trial, epoch and step.
     """
@@ -111,9 +101,7 @@ class Restorer:
         self._state_dir = state_dir
         self._files = states.find_kept_files(epoch_dir)
         self._with_slots = states.trials_with_slots(state_dir)
-        self._seconds: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
-        for (trial, epoch, step), seconds in units.items():
-            self._seconds[trial, epoch][step] = seconds
+        self._units = units
 
     def resume_point(self, record: TrialRecord, reported: int | None = None) -> ResumePoint:
         """Find where a trial continues, and delete the files that it does not need.
@@ -123,6 +111,7 @@ class Restorer:
         """
         slots, attempt = self._read_slots(record.number)
         lost: list[EpochRecord] = []
+        origin: states.KeptState | None = None
         if reported is not None and self._drop_from_gap(record, reported):
             slots = None  # everything after the missing state is trained again
         else:
@@ -133,15 +122,18 @@ class Restorer:
             states.move_slots(
                 self._state_dir, record.number, slots.packed, slots.attempt, slots.position
             )
-            point = ResumePoint(slots.position, attempt, None, lost)
+            position = slots.position
         else:
             states.remove_slots(self._state_dir, record.number)
-            point = self._continue_from_kept_state(record, attempt, lost)
-        epoch, step = divmod(point.position, self._per_epoch)
-        seconds = self._seconds[record.number, epoch]
-        point.epoch_seconds = sum(s for at, s in seconds.items() if at < step)
-        self.clear(record, point.lost, slots=False)
-        return point
+            while not lost and record.epochs and not self._has_state(record.epochs[-1]):
+                record.epochs.pop()
+            epochs = [*record.epochs, *lost]
+            position = (record.first_epoch + len(epochs)) * self._per_epoch
+            origin = self._kept_state_of(epochs[-1]) if epochs else None
+        epoch, steps = divmod(position, self._per_epoch)
+        seconds = self._sum_seconds(record.number, epoch, steps)
+        self.clear(record, lost, slots=False)
+        return ResumePoint(position, attempt, origin, lost, seconds)
 
     def clear(
         self, record: TrialRecord, lost: Iterable[EpochRecord] = (), *, slots: bool = True
@@ -172,13 +164,10 @@ class Restorer:
         """
         needed = max(min(reported, record.done - 1), record.first_epoch)
         for at, epoch in enumerate(record.epochs):
-            file = epoch.state_file
-            if epoch.epoch >= needed and not (file and (self._epoch_dir / file).exists()):
+            if epoch.epoch >= needed and not self._has_state(epoch):
                 del record.epochs[at:]
                 return True
         return False
-
-    # --- slots -----------------------------------------------------------
 
     def _read_slots(self, trial: int) -> tuple[_Slots | None, int]:
         """Return the state in the slots, if it is complete, and the number of the next dispatch."""
@@ -199,35 +188,18 @@ class Restorer:
             return None, attempt
         return _Slots(position, of_attempt, packed, progress), attempt
 
-    # --- kept states -----------------------------------------------------
-
-    def _continue_from_kept_state(
-        self, record: TrialRecord, attempt: int, lost: list[EpochRecord]
-    ) -> ResumePoint:
-        """Continue from the last state that is in a file, or from the beginning."""
-        if lost:
-            position = (record.done + len(lost)) * self._per_epoch
-            return ResumePoint(position, attempt, self._kept_state_of(lost[-1]), lost)
-        while record.epochs:
-            last = record.epochs[-1]
-            if last.state_file is not None and (self._epoch_dir / last.state_file).exists():
-                position = record.done * self._per_epoch
-                return ResumePoint(position, attempt, self._kept_state_of(last))
-            record.epochs.pop()
-        return ResumePoint(record.first_epoch * self._per_epoch, attempt)
+    def _has_state(self, epoch: EpochRecord) -> bool:
+        return epoch.state_file is not None and (self._epoch_dir / epoch.state_file).exists()
 
     def _kept_state_of(self, epoch: EpochRecord) -> states.KeptState:
         return states.KeptState(str(self._epoch_dir / _file_of(epoch)), epoch.state_hash)
 
-    # --- epochs without a row --------------------------------------------
-
     def _find_lost_epochs(self, record: TrialRecord, slots: _Slots | None) -> list[EpochRecord]:
         """Find the epochs after the last recorded one that have a complete state, in a file now."""
         epochs: list[EpochRecord] = []
-        files = self._files.get(record.number, [])
         for number in range(record.done, record.target_epochs):
             epoch = self._read_epoch_in_slots(record, number, slots)
-            for file in files:
+            for file in self._files.get(record.number, ()):
                 if epoch is None and file.epoch == number:
                     epoch = self._read_epoch_in_file(file)
             if epoch is None:
@@ -264,9 +236,13 @@ class Restorer:
     def _make_record(
         self, trial: int, epoch: int, progress: EpochProgress, state_hash: str
     ) -> EpochRecord:
-        metrics, seconds = progress.epoch_metrics(), sum(self._seconds[trial, epoch].values())
+        seconds = self._sum_seconds(trial, epoch, self._per_epoch)
         file = states.epoch_state_file(trial, epoch)
-        return EpochRecord(epoch, metrics, seconds, state_hash, file)
+        return EpochRecord(epoch, progress.epoch_metrics(), seconds, state_hash, file)
+
+    def _sum_seconds(self, trial: int, epoch: int, steps: int) -> float:
+        """Return how long the first units of an epoch took."""
+        return sum(self._units.get((trial, epoch, step), 0.0) for step in range(steps))
 
 
 def _file_of(epoch: EpochRecord) -> str:
@@ -278,12 +254,11 @@ def _file_of(epoch: EpochRecord) -> str:
 class ResumeRequest:
     """The trials of a run to resume, and their target epochs."""
 
-    epochs: int | None = None
-    """The new number of target epochs; None: as before."""
-    trials: tuple[int, ...] | None = None
-    """The numbers of the trials to resume; None: all that are open."""
+    epochs: int | None = None  # None: as before
+    trials: tuple[int, ...] | None = None  # their numbers; None: all that are open
     trials_each: int = 1
     """How many of the store's trials, its folds, belong to each number in `trials`."""
+    more: bool = False  # whether the searcher has more to suggest, even if the run is finished
 
     def includes(self, record: TrialRecord) -> bool:
         further = self.epochs is not None and self.epochs > record.done
@@ -304,7 +279,6 @@ class Previous:
     """The differences between this environment and the one in which the run began."""
 
     def find_trials_to_extend(self) -> Iterator[TrialRecord]:
-        """Yield the finished trials that are to be trained further."""
         for record in self.saved.records:
             if record.status == "finished" and self.request.includes(record):
                 yield record
@@ -313,7 +287,6 @@ class Previous:
 def reopen_run(
     previous: Previous, settings: Settings, context: RunContext
 ) -> tuple[OwnedRun, RestoredRun]:
-    """Open the store for writing and find the position of every trial."""
     saved, owner = previous.saved, previous.owner
     make_folders(settings.folder, settings.state_dir)
     claim_state_dir(settings.state_dir, settings.folder, saved.meta["id"])
@@ -323,9 +296,9 @@ def reopen_run(
         process = owner.process
         text = f"by {process}, with {fmt.count_noun(settings.workers, 'worker')}"
         now = {"status": "running", "error": None, "paused": False, "settings": settings.record()}
+        now["owner"] = {"pid": process.pid, "host": process.host}
         with store.group():
             store.add_event(restored.seconds, "resumed", "; ".join([text, *previous.differences]))
-            store.set_meta("owner", {"pid": process.pid, "host": process.host})
             for item in now.items():
                 store.set_meta(*item)
         store.flush()
@@ -357,7 +330,7 @@ def restore(
     states.remove_held(epoch_dir)
     with store.group():
         for record in saved.records:
-            if (request.trials is None and record.is_open) or request.includes(record):
+            if request.includes(record):
                 number = record.number // request.trials_each
                 last = restored.decisions.get(number, LastDecision())
                 # The user trains further what the searcher has paused: names it, or named it before

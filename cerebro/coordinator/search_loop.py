@@ -1,25 +1,28 @@
 """Ask the searcher for trials, report their epochs, and carry out its decisions.
 
-The same loop runs searches that train (`cerebro.coordinator.coordinator`) and simulated ones
-(`cerebro.coordinator.simulated_trials`). The protocols `Trials` and `Record` hide the differences.
+Trials finish their epochs in an order that depends on timing; `Rounds` brings their reports into
+one that does not (docs/design/search-loop.md). One pass of the loop writes the searcher's decisions
+and suggestions, together with the loop's own state, as one group of rows, so a resumed run finds
+all of them or none.
 
-One pass of the loop writes the searcher's decisions and suggestions, together with the loop's own
-state, as one group of rows. So a resumed run finds all of them or none.
+The same loop runs searches that train (`cerebro.coordinator.coordinator`) and simulated ones
+(`cerebro.coordinator.simulated_trials`): the protocols `Trials` and `Record` hide the differences.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.failures import make_comparable, worst_value_of
-from cerebro.coordinator.rounds import Report, Rounds
 from cerebro.coordinator.searcher_record import StateSaving
 from cerebro.coordinator.trial import LiveTrial
+from cerebro.coordinator.user import Hooks
 from cerebro.errors import InputError
 from cerebro.run.records import ENDED, Status
 from cerebro.run.settings import SearchSettings
@@ -32,6 +35,77 @@ remaining trials near the end of the run, when their order matters.
 """
 MAX_STEPS = 1000
 """The most steps before the clock is checked again, even if no suggestion is valid."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report of one epoch of a trial to the searcher."""
+
+    trial: int
+    epoch: int
+    metrics: Mapping[str, float]
+    ended: bool = False
+    """Whether the trial failed or was stopped by the user: it ends whatever the answer is."""
+
+
+class Rounds:
+    """Holds reports back until they are due; if not `ordered`, delivers them as they arrive."""
+
+    def __init__(self, *, ordered: bool = True) -> None:
+        self.ordered = ordered
+        self.number = -1
+        self._due: list[int] = []  # a heap: the trials that have not reported in this round
+        self._next: set[int] = set()  # members of the next round; if not ordered, all members
+        self._arrived: dict[int, Report] = {}
+
+    @property
+    def live(self) -> int:
+        """The number of trials whose reports are still to come."""
+        return len(self._due) + len(self._next)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the searcher may now be asked for suggestions."""
+        return not self._due
+
+    def expects(self, trial: int) -> bool:
+        return trial in self._arrived or trial in self._next or trial in self._due
+
+    def join(self, trial: int) -> None:
+        self._next.add(trial)
+
+    def arrive(self, report: Report) -> None:
+        self._arrived[report.trial] = report
+
+    def take(self) -> Report | None:
+        """Return the next report, whose trial must :meth:`join` again; None: it has not arrived."""
+        if self.ordered:
+            if not self._due or self._due[0] not in self._arrived:
+                return None
+            return self._arrived.pop(heapq.heappop(self._due))
+        for trial in self._arrived:
+            self._next.discard(trial)
+            return self._arrived.pop(trial)
+        return None
+
+    def begin(self) -> bool:
+        """Begin the next round if this one is over; return whether a round was begun."""
+        if not self.ordered or self._due or not self._next:
+            return False
+        self.number += 1
+        self._due = sorted(self._next)
+        self._next = set()
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"number": self.number, "due": sorted(self._due), "next": sorted(self._next)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`; reports that were not delivered must arrive again."""
+        self.number = int(state["number"])
+        self._due = sorted(state["due"])
+        self._next = set(state["next"])
+        self._arrived = {}
 
 
 class Trials(Protocol):
@@ -75,8 +149,7 @@ class SearchLoop:
     ) -> None:
         self.searcher = searcher
         self.rounds = Rounds(ordered=searcher.adaptive and not settings.strategy.asynchronous)
-        self.is_exhausted = False
-        """Whether the searcher will not be asked again."""
+        self.is_exhausted = False  # whether the searcher will not be asked again
         self._ranking = settings.ranking
         self._limits = settings.limits
         self._strategy = settings.strategy
@@ -85,8 +158,7 @@ class SearchLoop:
         self._hooks = hooks
         self._trials = trials
         self._first = first
-        self.begun = 0
-        """The number of trials that have begun, not counting clones."""
+        self.begun = 0  # the number of trials that have begun, not counting clones
         self._changed = False
         self._saving = StateSaving(searcher)
         self._ended_early: set[int] = set()  # trials whose reports the searcher still receives
@@ -125,7 +197,6 @@ class SearchLoop:
         return self._changed
 
     def finish(self) -> None:
-        """Save the searcher's final state, unless it is already saved."""
         if self.searcher.is_recorded and not self._saving.is_complete:
             with self._record.group():
                 self._save_searcher()
@@ -157,7 +228,7 @@ class SearchLoop:
         for number, trial in self._trials.by_number.items():
             record = trial.record
             if self.searcher.adaptive:
-                if number in self.rounds.members:
+                if self.rounds.expects(number):
                     self._arrive_again(trial)
             elif record.status not in ENDED:
                 self.rounds.join(number)
@@ -176,7 +247,6 @@ class SearchLoop:
             self.trial_ended(trial)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loop's own state as JSON, for resuming the run."""
         state = {"fresh": self.begun, "is_exhausted": self.is_exhausted}
         # Unless the searcher is adaptive, every trial that has not ended is a member.
         return state | self.rounds.state_dict() if self.searcher.adaptive else state
@@ -333,7 +403,6 @@ class SearchLoop:
         return InputError(f"the searcher {self._strategy.searcher_name}{what}")
 
     def _check(self, suggestion: Any) -> None:
-        """Raise InputError if a suggestion cannot be carried out."""
         problem = suggestion_problem(suggestion)
         if problem is None:
             epochs = suggestion.epochs or self._limits.epochs

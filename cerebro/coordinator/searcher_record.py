@@ -1,14 +1,11 @@
 """Store how to recreate a searcher, its state, and its decisions since the state was saved.
 
 A run stores no code, but a searcher's class and the arguments of its constructor, which are
-attributes of the same names, as in scikit-learn. The searcher's `state_dict` holds all else.
-
-Every decision is stored immediately. The state grows with the number of trials, so it is saved only
-once the decisions since the last save are as long as the state was then. The total cost is thus
-proportional to the number of decisions. When a run is resumed, the searcher loads its last state
-and receives all later reports again. It must make the same decisions, and it does if it depends
-only on its seed and its reports. A searcher that depends on anything else (``repeatable = False``)
-is saved with every decision.
+attributes of the same names, as in scikit-learn. The searcher's `state_dict` holds all else. It
+grows with the number of trials, so it is saved only once the decisions since the last save are as
+long as it was then. A resumed run's searcher loads its last state, receives all later reports again
+and must make the same decisions. One that depends on more than its seed and its reports
+(``repeatable = False``) is saved with every decision.
 
 This module opens no files: `cerebro.coordinator.search_loop` writes, `cerebro.api.resume` reads.
 """
@@ -30,14 +27,13 @@ from cerebro.run.records import Ranking, TrialRecord
 from cerebro.run.store import read_decisions, reader
 from cerebro.run.store.schema import decode, encode
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggested, Suggestion
-from cerebro.searchers.stopping import EarlyStopping
+from cerebro.searchers.metrics import EarlyStopping
 
 
 def describe(searcher: Searcher) -> dict[str, Any]:
-    """Return ``class``, ``parameters`` and ``adaptive`` of a searcher, as JSON.
+    """Return a searcher's ``class``, ``parameters``, None if unknown, and ``adaptive``, as JSON.
 
-    ``parameters`` is None if they are unknown: to resume the run, the user must pass the searcher
-    again. If its class defines ``__repr__``, ``text`` is the searcher in messages.
+    If its class defines ``__repr__``, ``text`` is the searcher in messages.
     """
     kind = type(searcher)
     description = {
@@ -56,7 +52,8 @@ def _find_parameters(searcher: Searcher) -> dict[str, Any] | None:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             return None
         for attribute in (name, f"_{name}"):
-            if _overrides(searcher, attribute):
+            own = attribute in getattr(searcher, "__dict__", ()) or attribute not in vars(Searcher)
+            if own and hasattr(searcher, attribute):  # else it inherits it from the base class
                 values[name] = getattr(searcher, attribute)
                 break
         else:
@@ -66,12 +63,6 @@ def _find_parameters(searcher: Searcher) -> dict[str, Any] | None:
     except InputError:
         return None
     return decoded if decoded == values else None
-
-
-def _overrides(searcher: Searcher, name: str) -> bool:
-    """Return whether a searcher has an attribute that it does not inherit from the base class."""
-    is_default = name in vars(Searcher) and name not in getattr(searcher, "__dict__", ())
-    return hasattr(searcher, name) and not is_default
 
 
 def is_describable(description: Mapping[str, Any]) -> bool:
@@ -216,8 +207,6 @@ def catch_up(saved: SavedRun, searcher: Searcher, by: Ranking, stop: EarlyStoppi
     with reader(saved.folder) as connection:
         after = saved.meta["searcher_said"]
         decisions = [StoredDecision(*row) for row in read_decisions(connection, after)]
-    if not decisions:
-        return
     records = saved.configurations
     replay_decisions(
         searcher,

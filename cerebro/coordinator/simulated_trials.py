@@ -1,8 +1,6 @@
 """Run a simulated search: the searcher and search loop of a run, without training.
 
-`cerebro.testing` uses it to drive searchers, and `cerebro.plan` to estimate searches. There are no
-workers, states or stores: simulated parts implement the protocols of
-`cerebro.coordinator.search_loop`.
+`cerebro.testing` uses it to drive searchers, and `cerebro.plan` to estimate searches.
 """
 
 from __future__ import annotations
@@ -11,16 +9,15 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from cerebro.coordinator.callbacks import Hooks
-from cerebro.coordinator.rounds import Report
-from cerebro.coordinator.search_loop import SearchLoop
+from cerebro.coordinator.search_loop import Report, SearchLoop
 from cerebro.coordinator.searcher_record import StoredDecision, find_reported, replay_decisions
 from cerebro.coordinator.trial import LiveTrial
+from cerebro.coordinator.user import Hooks
 from cerebro.run.records import ENDED, EpochRecord, Status, TrialRecord
 from cerebro.run.settings import SearchSettings
 from cerebro.run.store import encode
@@ -72,11 +69,6 @@ class SimulatedTrials:
         self.ready.append(number)
         return trial
 
-    def add_epoch(self, trial: LiveTrial, metrics: Mapping[str, float]) -> EpochRecord:
-        epoch = EpochRecord(trial.record.done, dict(metrics), 0.0, "", "kept")
-        trial.record.epochs.append(epoch)
-        return epoch
-
     def extend(self, trial: LiveTrial) -> None:
         """Train the next epoch; keep the state of the last epoch if the searcher wants it."""
         last = trial.record.epochs[-1]
@@ -111,12 +103,24 @@ class SimulatedTrials:
         return self.by_number.get(number)
 
 
-class DecisionsInMemory:
-    """The record of a simulated search; see `cerebro.coordinator.search_loop.Record`."""
+class SimulatedSearch(SearchLoop):
+    """Runs the search loop over simulated trials, and keeps its decisions, as a store does.
 
-    def __init__(self) -> None:
-        self.decisions: list[StoredDecision] = []
-        """The decisions since the searcher's state was last saved."""
+    `searcher` has not been set up.
+    """
+
+    def __init__(self, searcher: Searcher, space: Space, settings: SearchSettings) -> None:
+        self._space = space
+        self._settings = settings
+        settings.set_up(searcher, space)
+        self._decisions: list[StoredDecision] = []  # since the searcher's state was last saved
+        self._simulated = SimulatedTrials(settings.limits.epochs)
+        self._simulated.pinned = searcher.pinned
+        hooks = Hooks((), lambda record: record)
+        super().__init__(settings, searcher, self, hooks, self._simulated)
+        self._values: dict[int, list[float]] = defaultdict(list)
+        self._decided: dict[int, list[str]] = defaultdict(list)
+        self._state = self._searcher_state()
 
     def group(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -128,24 +132,7 @@ class DecisionsInMemory:
     def add_decision(
         self, round: int, trial: int, epoch: int, decision: str, epochs: int | None, /
     ) -> None:
-        self.decisions.append(StoredDecision(trial, epoch, decision, epochs))
-
-
-class SimulatedSearch(SearchLoop):
-    """Runs the search loop over simulated trials; `searcher` has not been set up."""
-
-    def __init__(self, searcher: Searcher, space: Space, settings: SearchSettings) -> None:
-        self._space = space
-        self._settings = settings
-        settings.set_up(searcher, space)
-        self._memory = DecisionsInMemory()
-        self._simulated = SimulatedTrials(settings.limits.epochs)
-        self._simulated.pinned = searcher.pinned
-        hooks = Hooks((), lambda record: record)
-        super().__init__(settings, searcher, self._memory, hooks, self._simulated)
-        self._values: dict[int, list[float]] = defaultdict(list)
-        self._decided: dict[int, list[str]] = defaultdict(list)
-        self._state = self._searcher_state()
+        self._decisions.append(StoredDecision(trial, epoch, decision, epochs))
 
     def record_of(self, number: int) -> TrialRecord:
         return self._simulated.by_number[number].record
@@ -164,19 +151,20 @@ class SimulatedSearch(SearchLoop):
             self._simulated.end(trial, "failed")
             self.trial_ended(trial)
         else:
-            epoch = self._simulated.add_epoch(trial, {self._ranking.metric: value})
-            self.epoch_done(trial, epoch.epoch, epoch.metrics)
+            metrics = {self._ranking.metric: value}
+            trial.record.epochs.append(EpochRecord(trial.record.done, metrics, 0.0, "", "kept"))
+            self.epoch_done(trial, trial.record.done - 1, metrics)
 
     def replace_searcher(self, fresh: Searcher, *, retell: int = 0) -> None:
         """Replace the searcher by one that loads its state, which may lack `retell` decisions."""
-        if not self.searcher.adaptive or len(self._memory.decisions) >= retell:
+        if not self.searcher.adaptive or len(self._decisions) >= retell:
             self._state = self._searcher_state()
-            self._memory.decisions.clear()
+            self._decisions.clear()
         self._settings.set_up(fresh, self._space)
         fresh.load_state_dict(json.loads(self._state))
         replay_decisions(
             fresh,
-            self._memory.decisions,
+            self._decisions,
             reported=lambda n, epoch: find_reported(self.record_of(n), epoch, self._ranking),
             config_of=lambda trial: self.record_of(trial).config,
             epochs=self._limits.epochs,

@@ -1,21 +1,9 @@
 """A trial in training: its record, and the state that the coordinator needs until it ends.
 
-A trial that has not ended gets no unit while one of these fields is set, or while it is a clone
-that waits for its parent (`LiveTrials`):
-
-==================  =====================================  =======================================
-field               reason to wait                         cleared by
-==================  =====================================  =======================================
-held                the user paused or stopped it          the user, who continues it
-stopping            the user stopped it; it is `held` too  its end, as soon as no unit of it runs
-paused_by_searcher  the searcher paused it                 the searcher, which resumes or drops it
-awaits_state        its last epoch's state is being        `StateKept` or `StateLost`
-                    copied
-==================  =====================================  =======================================
-
-Its status is "waiting" until its first unit and whenever it has been resumed or continued,
-"running" from its next unit on, and "paused" while the searcher or the user
-pauses it and no unit of it runs.
+A trial that has not ended gets no unit while it is held, is paused by the searcher or awaits a
+state, or while it is a clone that waits for its parent (`LiveTrials`). Its status is "waiting"
+until its first unit and whenever it has been resumed or continued, "running" from its next unit on,
+and "paused" while the searcher or the user pauses it and no unit of it runs.
 """
 
 from __future__ import annotations
@@ -32,24 +20,24 @@ from cerebro.worker.messages import UnitDone
 
 @dataclass
 class LiveTrial:
-    """A trial's record and its state in training; see the module's docstring."""
+    """A trial's record and its state in training."""
 
     record: TrialRecord
     position: int = 0
     """The number of units committed to its state, including those of a clone's parent."""
     dispatches: int = 0
     epoch_seconds: float = 0.0
-    last_unit: UnitDone | None = None
-    """The unit that wrote the committed state."""
+    last_unit: UnitDone | None = None  # the unit that wrote the committed state
     rows_per_second: float | None = None
-    worker: int | None = None
-    """The worker that runs its current unit."""
-    held: bool = False
+    worker: int | None = None  # the worker that runs its current unit
+    held: bool = False  # whether the user paused or stopped it, and has not continued it
     stopping: bool = False
+    """Whether the user stopped it: it is `held`, and ends as soon as no unit of it runs."""
     paused_by_searcher: bool = False
+    """Whether the searcher paused it, and has neither resumed nor dropped it."""
     awaits_state: bool = False
-    lost_states: int = 0
-    """How often it went back in this epoch because a state was lost."""
+    """Whether its last epoch's state is being copied, until `StateKept` or `StateLost`."""
+    lost_states: int = 0  # how often it went back in this epoch because a state was lost
     reported: int = -1
     """The last epoch reported to the searcher, even if the trial did not train it."""
     clone_of: CloneOf | None = None
@@ -58,10 +46,8 @@ class LiveTrial:
     """Where its state is if not in its slots, until its next unit is committed."""
     expected: dict[int, str] = field(default_factory=dict)
     """The original hashes of epochs that are trained again because their states were lost."""
-    scheduled: bool = False
-    """Whether the scheduler knows it."""
-    started: bool = False
-    """Whether `on_trial_start` has been called."""
+    scheduled: bool = False  # whether the scheduler knows it
+    started: bool = False  # whether `on_trial_start` has been called
     history: list[dict[str, Any]] = field(default_factory=list)
     """The history that `EarlyStopping` reads."""
     noted: set[Any] = field(default_factory=set)
@@ -71,10 +57,6 @@ class LiveTrial:
     def in_training(self) -> Sequence[LiveTrial]:
         """The trials that workers train for it: its folds in a search with folds, else itself."""
         return (self,)
-
-    @property
-    def last_worker(self) -> int | None:
-        return None if self.last_unit is None else self.last_unit.worker
 
     def is_new(self, what: Any) -> bool:
         """Return whether something is noted of the trial for the first time."""

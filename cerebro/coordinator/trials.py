@@ -110,9 +110,8 @@ class TrialTable(ABC, Generic[TrialKind]):
 class LiveTrials(TrialTable[LiveTrial]):
     """The trials that workers train: a search's trials, or all folds in a search with folds.
 
-    `ended` are the overview's ended trials, unless displays show configurations. `notify_of` is
-    called with a trial's record, a hook's name and its arguments. If `stepwise`, a trial waits for
-    :meth:`extend` after each epoch. `best_epoch` and `pinned` are as for `KeptStates`.
+    `notify_of` is called with a trial's record, a hook's name and its arguments. If `stepwise`, a
+    trial waits for :meth:`extend` after each epoch. `best_epoch`, `pinned`: as for `KeptStates`.
     """
 
     def __init__(
@@ -126,18 +125,13 @@ class LiveTrials(TrialTable[LiveTrial]):
         notify_of: Callable[..., None],
         *,
         stepwise: bool,
+        pinned: Collection[tuple[int, int]],
         best_epoch: Callable[[TrialRecord], int | None] | None = None,
-        pinned: Collection[tuple[int, int]] = (),
     ) -> None:
         super().__init__(ended)
         metric, mode = settings.ranking.metric, settings.ranking.mode
-        self.states = KeptStates(
-            context.folders,
-            store,
-            settings.keep,
-            best_epoch or (lambda record: record.best_epoch(metric, mode)),
-            pinned,
-        )
+        find_best = best_epoch or (lambda record: record.best_epoch(metric, mode))
+        self.states = KeptStates(context.folders, store, settings.keep, find_best, pinned)
         self.held = HeldByWorkers()
         self._settings = settings
         self._context = context
@@ -157,15 +151,14 @@ class LiveTrials(TrialTable[LiveTrial]):
         """Add a trial or a clone; it fails at once if its configuration cannot be stored."""
         number = len(self)
         config, problem = make_recordable(suggestion.config)
-        record = TrialRecord(
-            number, config, target_epochs=suggestion.epochs or self._settings.limits.epochs
-        )
+        epochs = suggestion.epochs or self._settings.limits.epochs
+        record = TrialRecord(number, config, target_epochs=epochs)
         parent = None if suggestion.parent is None else self.recall(suggestion.parent)
         if parent is not None:
             assert parent.reported_epoch is not None
-            earlier = suggestion.parent_epoch
-            record.parent = parent.record.number
-            record.parent_epoch = parent.reported_epoch if earlier is None else earlier
+            record.parent, record.parent_epoch = parent.record.number, suggestion.parent_epoch
+            if record.parent_epoch is None:
+                record.parent_epoch = parent.reported_epoch
         trial = self.by_number[number] = LiveTrial(record, reported=record.first_epoch - 1)
         trial.position = record.first_epoch * self._context.units_per_epoch
         self._unwritten.add(number)
@@ -211,8 +204,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             )
             trial.scheduled = True
             if trial.paused_by_searcher:
-                self._hold_or_release(trial)
-                self.set_status(trial, "paused")
+                self.pause(trial)
         for (number, _), clones in self._awaited.items():
             for trial in (self.by_number[number], *clones):
                 self._hold_or_release(trial)
@@ -230,7 +222,6 @@ class LiveTrials(TrialTable[LiveTrial]):
             clone.clone_of = self.states.clone_of(parent.record, epoch)
 
     def _release_clones(self, parent: LiveTrial, epoch: int) -> None:
-        """Start the clones that have waited for this epoch of their parent."""
         for clone in self._awaited.pop((parent.record.number, epoch), ()):
             if clone.record.status not in ENDED:
                 clone.clone_of = self.states.clone_of(parent.record, epoch)
@@ -249,7 +240,6 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._notify_of(trial.record, "on_epoch_end", dict(epoch.metrics))
 
     def extend(self, trial: LiveTrial) -> None:
-        """Let a trial train its next epoch."""
         if self._stepwise:
             self._schedule.extend_trial(trial.record.number, self._goal(trial))
             self.states.retire(trial.record, trial.reported_epoch)
@@ -268,12 +258,10 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._free(trial.record.number)
 
     def _free(self, number: int) -> None:
-        """Remove a trial's slots, and let workers free what they hold of it."""
         remove_slots(Path(self._context.folders.slots), number)
         self.held.free(number)
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
-        """Let a paused trial train until `epochs` are done."""
         record = trial.record
         self.aim(trial, epochs)
         self._unwritten.add(record.number)
@@ -290,12 +278,10 @@ class LiveTrials(TrialTable[LiveTrial]):
     # --- the user's commands ---------------------------------------------
 
     def hold(self, trial: LiveTrial) -> None:
-        """Dispatch no unit of the trial until it is released."""
         trial.held = True
         self._hold_or_release(trial)
 
     def release(self, trial: LiveTrial) -> None:
-        """Release a trial that was held."""
         trial.held = False
         self._hold_or_release(trial)
         if trial.record.status == "paused" and not trial.paused_by_searcher:
@@ -345,9 +331,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         raised: Raised = NOTHING_RAISED,
     ) -> None:
         record = trial.record
-        record.error = error or None
-        record.traceback = traceback or None
-        record.raised = raised
+        record.error, record.traceback, record.raised = error or None, traceback or None, raised
         self._schedule.drop_trial(record.number)
         self._drop_parent(trial)
         for number, epoch in [key for key in self._awaited if key[0] == record.number]:
@@ -368,12 +352,11 @@ class LiveTrials(TrialTable[LiveTrial]):
 
     def forget_ended(self, is_expected: Callable[[int], bool]) -> list[int]:
         """Forget ended trials that are not needed and not expected to report; return them."""
-
-        def is_awaited(number: int) -> bool:
-            return self.by_number[number].worker is not None or is_expected(number)
-
         # The others return to `_over` in `clear_pause`, or when their last clone begins.
-        unused = self._forget_unused(is_awaited, self.states.is_needed)
+        unused = self._forget_unused(
+            lambda number: self.by_number[number].worker is not None or is_expected(number),
+            self.states.is_needed,
+        )
         for trial in unused:
             if trial.scheduled:
                 self._schedule.forget_trial(trial.record.number)
@@ -432,10 +415,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         """Return the epoch whose state must stay because a clone may start from it."""
         return trial.reported_epoch if self._stepwise else None
 
-    # --- counting --------------------------------------------------------
-
     def _goal(self, trial: LiveTrial) -> int:
-        """Return the number of epochs up to which the scheduler may train the trial."""
         if not self._stepwise:
             return trial.record.target_epochs
         epochs = trial.reported + (1 if trial.paused_by_searcher else 2)
@@ -484,8 +464,8 @@ class HeldByWorkers:
 class KeptStates:
     """Keeps the states of finished epochs.
 
-    `keep` is "best", "last" or "all". `best_epoch` returns the epoch whose state ``keep="best"``
-    keeps. `pinned` has trials and epochs whose states the searcher needs.
+    `best_epoch` returns the epoch whose state ``keep="best"`` keeps; `pinned` has the trials and
+    epochs whose states the searcher needs.
     """
 
     def __init__(
@@ -527,10 +507,10 @@ class KeptStates:
 
     def find_last_state(self, record: TrialRecord) -> KeptState | None:
         """Return the state of a trial's last epoch, which always stays; None before any epoch."""
-        if not record.epochs or record.epochs[-1].state_file is None:
+        last = record.epochs[-1] if record.epochs else None
+        if last is None or last.state_file is None:
             return None
-        last = record.epochs[-1]
-        return KeptState(str(self._folder / str(last.state_file)), last.state_hash)
+        return KeptState(str(self._folder / last.state_file), last.state_hash)
 
     def release(self, record: TrialRecord, epoch: int, for_clones: int | None) -> None:
         """Release a parent's state once the clone has its own."""
@@ -539,7 +519,6 @@ class KeptStates:
         self.retire(record, for_clones)
 
     def discard(self, file: str | None, state_hash: str) -> None:
-        """Delete the unpublished state of an epoch that does not count."""
         if file is not None:
             remove_state(self._paths_of(file, state_hash)[0])
 
@@ -559,12 +538,8 @@ class KeptStates:
                 epochs[epoch.epoch] = epoch
         if self._keep == "all":
             return
-        required = {last.epoch}
-        if self._keep == "best":
-            best = self._best_epoch(record)
-            if best is not None:
-                required.add(best)
-        for number in sorted(set(epochs) - required - {for_clones}):
+        best = self._best_epoch(record) if self._keep == "best" else None
+        for number in sorted(set(epochs) - {last.epoch, best, for_clones}):
             if self._needed[record.number, number] > 0 or (record.number, number) in self._pinned:
                 continue
             epoch = epochs.pop(number)
@@ -576,5 +551,4 @@ class KeptStates:
         return any(trial == number for trial, _ in self._needed)
 
     def forget(self, number: int) -> None:
-        """Forget a trial that has ended; its kept states stay as they are."""
         self._kept.pop(number, None)

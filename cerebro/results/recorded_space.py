@@ -17,7 +17,7 @@ from cerebro.space.dimensions import (
     Uniform,
     path_name,
 )
-from cerebro.space.tune_dimensions import Quantized
+from cerebro.space.foreign import Quantized
 
 
 def ranges_of(recorded: Mapping[str, Any]) -> dict[str, Range]:

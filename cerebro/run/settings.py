@@ -21,7 +21,7 @@ from cerebro.machine.devices import CPU, is_gpu
 from cerebro.machine.flags import compute_settings, find_inexact_operation, may_be_inexact
 from cerebro.run.records import Ranking
 from cerebro.searchers.base import Searcher, SpaceSearcher
-from cerebro.searchers.stopping import EarlyStopping
+from cerebro.searchers.metrics import EarlyStopping
 from cerebro.space import Space
 
 MAX_THREADS = 4096

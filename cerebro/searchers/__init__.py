@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from cerebro.errors import InputError
 from cerebro.machine.imports import import_lazily
-from cerebro.searchers.asha import ASHA
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion, add_defaults
-from cerebro.searchers.grid import GridSearch
-from cerebro.searchers.hyperband import Hyperband, SuccessiveHalving, hyperband_brackets
+from cerebro.searchers.halving import ASHA, Hyperband, SuccessiveHalving, hyperband_brackets
+from cerebro.searchers.metrics import MedianStopping
 from cerebro.searchers.pbt import PBT
-from cerebro.searchers.quasi_random import QuasiRandomSearch
-from cerebro.searchers.random import RandomSearch
-from cerebro.searchers.stopping import MedianStopping
+from cerebro.searchers.sequences import GridSearch, QuasiRandomSearch, RandomSearch
 
 if TYPE_CHECKING:
     from cerebro.integrations.optuna.samplers import TPE, GaussianProcess

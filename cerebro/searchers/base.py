@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from cerebro.arguments import check_whole_number
 from cerebro.errors import InputError
 from cerebro.model import Info
 from cerebro.space import Space, json_value
@@ -284,7 +283,14 @@ class SpaceSearcher(Searcher):
         points: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Prepare for a search; see `cerebro.searchers.Searcher.setup`."""
-        check_n_trials(n_trials, points)
+        if n_trials is not None:
+            if isinstance(n_trials, bool) or n_trials != n_trials or n_trials < 1:
+                raise InputError(f"n_trials must be at least 1, not {n_trials!r}")
+            if n_trials < len(points):
+                raise InputError(
+                    f"n_trials={n_trials}, but there are {len(points)} points to try first; points "
+                    "count as trials, so raise n_trials or give fewer points"
+                )
         self._space, self._seed, self._epochs = space, seed, epochs
         self._n_trials = n_trials
         self._limit: float = math.inf if n_trials is None else n_trials
@@ -308,60 +314,10 @@ class SpaceSearcher(Searcher):
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
-class SequenceSearcher(SpaceSearcher):
-    """A searcher of known configurations, whose trials all train to the end."""
-
-    adaptive = False
-
-    def _prepare(self) -> None:
-        count = self._count()
-        self.total = None if count == math.inf else int(count)
-
-    def _count(self) -> float:
-        """Return the number of configurations, including the points."""
-        return self._limit
-
-    @abstractmethod
-    def _config(self, trial: int) -> dict[str, Any]:
-        """Return the configuration of a trial that is not one of the user's points."""
-
-    def suggest(self) -> Suggested:
-        """Return the next configuration, or `DONE`."""
-        trial = self._next
-        if trial >= self._count():
-            return DONE
-        is_point = trial < len(self._completed)
-        config = self._completed[trial] if is_point else self._config(trial)
-        self._next += 1
-        return Suggestion(json_value(config, "space"), self._epochs)
-
-    def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
-        return Decision.CONTINUE
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"next": self._next}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._next = int(state["next"])
-
-
 def expected_trials(searcher: Searcher, n_trials: int | None) -> int | None:
     """Return the number of trials that a search will have; None if unknown."""
     counts = [n for n in (n_trials, searcher.total) if n is not None]
     return min(counts, default=None)
-
-
-def check_n_trials(n_trials: int | float | None, points: Sequence[object]) -> None:
-    """Raise InputError if `n_trials` is not a positive number, or is below the number of points."""
-    if n_trials is None:
-        return
-    if isinstance(n_trials, bool) or n_trials != n_trials or n_trials < 1:
-        raise InputError(f"n_trials must be at least 1, not {n_trials!r}")
-    if n_trials < len(points):
-        raise InputError(
-            f"n_trials={n_trials}, but there are {len(points)} points to try first; points count "
-            "as trials, so raise n_trials or give fewer points"
-        )
 
 
 class AdaptiveSearcher(SpaceSearcher):
@@ -409,30 +365,6 @@ class AdaptiveSearcher(SpaceSearcher):
         """Continue from what `_state` returned."""
 
 
-def check_rungs(
-    min_epochs: int, reduction_factor: int, epochs: int | None = None
-) -> tuple[int, int]:
-    """Return the first two arguments as ints; raise InputError unless they define valid rungs."""
-    min_epochs = check_whole_number("min_epochs", min_epochs, 1, math.inf)
-    reduction_factor = check_whole_number("reduction_factor", reduction_factor, 2, math.inf)
-    if epochs is not None and min_epochs > epochs:
-        raise InputError(
-            f"min_epochs={min_epochs} is above epochs={epochs}: give search() more epochs, or "
-            "the searcher a smaller min_epochs"
-        )
-    return min_epochs, reduction_factor
-
-
-def rung_epochs(min_epochs: int, reduction_factor: int, epochs: int) -> list[int]:
-    """Return the epochs at which trials are compared: a geometric series ending with `epochs`."""
-    rungs = []
-    at = min_epochs
-    while at < epochs:
-        rungs.append(at)
-        at *= reduction_factor
-    return [*rungs, epochs]
-
-
 def encode_value(value: float) -> float | None:
     """Return a value as JSON: infinity becomes null."""
     return value if math.isfinite(value) else None
@@ -443,7 +375,6 @@ def decode_value(value: float | None) -> float:
 
 
 def encode_values(values: Mapping[int, float]) -> list[list[Any]]:
-    """Return the values of trials as JSON."""
     return [[trial, encode_value(value)] for trial, value in values.items()]
 
 

@@ -84,7 +84,10 @@ class PBT(AdaptiveSearcher):
         self._quantile = check_real_number("quantile", quantile, above=0, most=0.5)
         self._resample = check_real_number("resample", resample, least=0, most=1)
         self._mutate = None if mutate is None else list(mutate)
-        self._factors = _check_two_numbers(factors)
+        if not isinstance(factors, (list, tuple)) or len(factors) != 2:
+            raise InputError(f"factors must be two numbers, such as (0.8, 1.2), not {factors!r}")
+        down, up = (check_real_number("factors", factor) for factor in factors)
+        self._factors = down, up
 
     def _prepare(self) -> None:
         self._size = self._population
@@ -124,20 +127,15 @@ class PBT(AdaptiveSearcher):
             place, trial, parent = self._waiting.pop(0)
             if parent < 0:
                 return Suggestion({}, self._target, trial=trial)
-            return self._clone(place, parent)
+            clone = self._members[place] = self._next
+            self._next += 1
+            self._configs[clone] = self._explore(self._configs[parent], clone)
+            return Suggestion(self._configs[clone], self._target, parent=parent)
         return DONE if len(self._values) == self._size and self._is_last else None
 
     @property
     def _is_last(self) -> bool:
         return self._target == self._epochs
-
-    def _clone(self, place: int, parent: int) -> Suggestion:
-        trial = self._next
-        self._next += 1
-        config = self._explore(self._configs[parent], trial)
-        self._members[place] = trial
-        self._configs[trial] = config
-        return Suggestion(config, self._target, parent=parent)
 
     def wants_more(
         self, state: Mapping[str, Any], n_trials_before: int | None, n_trials: int | None
@@ -156,8 +154,6 @@ class PBT(AdaptiveSearcher):
         new = (self._size - len(self._members)) * self._target
         again = len(self._waiting) * (self._target - begun)
         return new + again + self._size * (self._epochs - self._target)
-
-    # --- exploit ---------------------------------------------------------
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
         if epoch + 1 < self._target and math.isfinite(value):
@@ -196,8 +192,6 @@ class PBT(AdaptiveSearcher):
     def dropped(self) -> list[int]:
         trials, self._dropped = self._dropped, []
         return trials
-
-    # --- explore ---------------------------------------------------------
 
     def _explore(self, parent: Mapping[str, Any], trial: int) -> dict[str, Any]:
         """Return the parent's configuration with the mutated values changed."""
@@ -256,15 +250,7 @@ def perturb(dimension: Dimension, value: Any, factors: tuple[float, float], *, u
         steps = max(1, round(abs(changed - value) / dimension.step))
         return dimension.nearest(value + (steps if up else -steps) * dimension.step)
     if isinstance(dimension, Uniform) and dimension.step is not None:
-        values = list(dimension.values())
-        nearest = min(range(len(values)), key=lambda i: abs(values[i] - value))
-        return values[min(max(nearest + (1 if up else -1), 0), len(values) - 1)]
+        return dimension.nearest(dimension.nearest(value) + (1 if up else -1) * dimension.step)
     if isinstance(dimension, (Uniform, LogUniform)):
         return float(min(max(changed, dimension.low), dimension.high))
     return float(changed)
-
-
-def _check_two_numbers(factors: Any) -> tuple[float, float]:
-    if not isinstance(factors, (list, tuple)) or len(factors) != 2:
-        raise InputError(f"factors must be two numbers, such as (0.8, 1.2), not {factors!r}")
-    return check_real_number("factors", factors[0]), check_real_number("factors", factors[1])

@@ -28,7 +28,6 @@ mapping of these; tuples become lists. Choose among functions or classes by name
 of a dimension is an error, because it could mean a list or `uniform`.
 """
 
-from cerebro.space.conditions import Node, iterate_leaves, value_at, when
 from cerebro.space.dimensions import (
     Choice,
     Constant,
@@ -46,9 +45,18 @@ from cerebro.space.dimensions import (
     normal,
     path_name,
     uniform,
+    when,
 )
-from cerebro.space.search_space import GRID_LIMIT, Space, SpaceLike, as_space
-from cerebro.space.tune_dimensions import Quantized
+from cerebro.space.foreign import Quantized
+from cerebro.space.search_space import (
+    GRID_LIMIT,
+    Node,
+    Space,
+    SpaceLike,
+    as_space,
+    iterate_leaves,
+    value_at,
+)
 
 __all__ = [
     "GRID_LIMIT",

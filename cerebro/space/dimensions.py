@@ -19,6 +19,12 @@ def path_name(path: Path) -> str:
     return ".".join(path)
 
 
+def put_at(config: dict[str, Any], path: Path, value: Any) -> None:
+    for key in path[:-1]:
+        config = config[key]
+    config[path[-1]] = value
+
+
 def json_value(value: object, name: str, *, keep_tuples: bool = False) -> Any:
     """Return `value` as a JSON round trip would; raise InputError, with `name`, if it cannot."""
     if hasattr(value, "dtype") and hasattr(value, "item") and getattr(value, "ndim", None) == 0:
@@ -90,6 +96,16 @@ class Dimension:
         """Return the dimension as JSON; see :meth:`Space.from_json`."""
         return {"type": type(self).__name__.lower(), **vars(self)}
 
+    def __repr__(self) -> str:
+        """Return the call that makes it, without the arguments that have their defaults."""
+        defaults = vars(type(self))
+        shown = [
+            f"{name}={value!r}" if name in defaults else repr(value)
+            for name, value in vars(self).items()
+            if name not in defaults or value != defaults[name]
+        ]
+        return f"{type(self).__name__.lower()}({', '.join(shown)})"
+
 
 def _index(share: float, count: int) -> int:
     """Return which of `count` equal parts of [0, 1) contains `share`."""
@@ -104,7 +120,7 @@ def _check_bounds(dimension: Uniform | LogUniform, name: str) -> tuple[float, fl
     return float(low), float(high)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Uniform(Dimension):
     """See :func:`uniform`."""
 
@@ -146,12 +162,8 @@ class Uniform(Dimension):
     def values(self) -> Iterator[float]:
         return (self._value_at_step(index) for index in range(self.count() or 0))
 
-    def __repr__(self) -> str:
-        step = "" if self.step is None else f", step={self.step!r}"
-        return f"uniform({self.low!r}, {self.high!r}{step})"
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LogUniform(Dimension):
     """See :func:`loguniform`."""
 
@@ -171,11 +183,8 @@ class LogUniform(Dimension):
         low, high = math.log(self.low), math.log(self.high)
         return min(max(math.exp(low + (high - low) * share), self.low), self.high)
 
-    def __repr__(self) -> str:
-        return f"loguniform({self.low!r}, {self.high!r})"
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Integer(Dimension):
     """See :func:`integer`."""
 
@@ -216,13 +225,8 @@ class Integer(Dimension):
     def values(self) -> Iterator[int]:
         return iter(range(self.low, self.high + 1, self.step))
 
-    def __repr__(self) -> str:
-        step = "" if self.step == 1 else f", step={self.step!r}"
-        log = ", log=True" if self.log else ""
-        return f"integer({self.low!r}, {self.high!r}{step}{log})"
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Normal(Dimension):
     """See :func:`normal`."""
 
@@ -239,11 +243,8 @@ class Normal(Dimension):
         # The middle of the interval of width 2**-53 that starts at `share`: never 0 or 1.
         return NormalDist(self.mean, self.std).inv_cdf(min(share + 2.0**-54, 1 - 2.0**-53))
 
-    def __repr__(self) -> str:
-        return f"normal({self.mean!r}, {self.std!r})"
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Choice(Dimension):
     """See :func:`choice`."""
 
@@ -268,9 +269,6 @@ class Choice(Dimension):
 
     def values(self) -> Iterator[Any]:
         return iter(self.options)
-
-    def __repr__(self) -> str:
-        return f"choice({self.options!r})"
 
 
 @dataclass(frozen=True)
@@ -355,3 +353,34 @@ def choice(options: Sequence[Any]) -> Choice:
 def normal(mean: float, std: float) -> Normal:
     """Return a dimension of normally distributed floats."""
     return Normal(mean, std)
+
+
+def when(name: str, value: Any, space: Mapping[str, Any]) -> When:
+    """Return a conditional space: its entries exist only if ``config[name] == value``.
+
+    Parameters
+    ----------
+    name
+        A key of the mapping that contains the ``when``, or of an enclosing one.
+    value
+        The value, or a list of values, for which the condition holds.
+    space
+        A mapping like any space; it may contain nested mappings and further conditions.
+
+    Examples
+    --------
+    The key is a label that does not appear in configurations; several conditions
+    may share one as a list:
+
+    >>> {
+    ...     "optimizer": ["sgd", "adamw"],
+    ...     "optimizer options": [
+    ...         when("optimizer", "sgd", {"momentum": uniform(0, 0.99)}),
+    ...         when("optimizer", "adamw", {"weight_decay": loguniform(1e-5, 1e-1)}),
+    ...     ],
+    ... }  # doctest: +SKIP
+
+    Two conditions may set the same key if they depend on the same name and have
+    no value in common.
+    """
+    return When(name, value, space)

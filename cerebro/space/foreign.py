@@ -6,19 +6,222 @@ it. Probabilities are the library's too, with two exceptions: integers on a loga
 rounded to the nearest (Tune rounds down), and all multiples of a step are equally likely (in Tune's
 ``quniform``, the first and last are half as likely).
 
-Tune's ``grid_search`` becomes a `Grid`, whose options trials take in turn; ``sample_from`` becomes
-a `Derived`, which is computed after the rest of the configuration.
+Only Tune has quantized dimensions, grids, whose options trials take in turn (`grid_search`), and
+values computed from the rest of the configuration (`sample_from`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
-from cerebro.errors import InputError
-from cerebro.space.dimensions import Choice, Dimension, Integer, LogUniform, Normal, Uniform
-from cerebro.space.tune_dimensions import Derived, Grid, Quantized, compute_multiple, round_to_grid
+import cerebro._core as _core
+from cerebro.errors import InputError, text_of
+from cerebro.machine import generators
+from cerebro.space.dimensions import (
+    Choice,
+    Dimension,
+    Integer,
+    LogUniform,
+    Normal,
+    Path,
+    Uniform,
+    json_value,
+    path_name,
+    put_at,
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Quantized(Dimension):
+    """The multiple of `q` nearest to a number from `inner`, or `q` times an `Integer`'s value."""
+
+    inner: Integer | LogUniform | Normal
+    q: float
+
+    def checked(self, name: str) -> Quantized:
+        if isinstance(self.q, bool) or not isinstance(self.q, (int, float)) or not self.q > 0:
+            raise InputError(f"{name}: {self!r}: the quantum must be above 0")
+        inner: Any = self.inner.checked(name)
+        return Quantized(inner, self.q)
+
+    def draw(self, share: float) -> Any:
+        value = self.inner.draw(share)
+        is_factor = isinstance(self.inner, Integer)
+        return compute_multiple(int(value) if is_factor else round(value / self.q), self.q)
+
+    def _find_ends(self) -> tuple[int, int] | None:
+        """Return the smallest and the largest value as multiples of `q`; None if unbounded."""
+        if isinstance(self.inner, Normal):
+            return None
+        scale = 1 if isinstance(self.inner, Integer) else self.q
+        return round(self.inner.low / scale), round(self.inner.high / scale)
+
+    def count(self) -> int | None:
+        ends = self._find_ends()
+        return None if ends is None else ends[1] - ends[0] + 1
+
+    def values(self) -> Iterator[Any]:
+        low, high = self._find_ends() or (0, -1)
+        return (compute_multiple(index, self.q) for index in range(low, high + 1))
+
+    def nearest(self, value: float) -> Any:
+        """Return the dimension's value nearest to a number."""
+        index = round(value / self.q)
+        ends = self._find_ends()
+        if ends is not None:
+            index = min(max(index, ends[0]), ends[1])
+        return compute_multiple(index, self.q)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"type": "quantized", "inner": self.inner.to_json(), "q": self.q}
+
+
+@dataclass(frozen=True)
+class Grid(Choice):
+    """A choice whose options trials take in turn, not at random; see `Space.complete`."""
+
+    def checked(self, name: str) -> Grid:
+        return Grid(super().checked(name).options)
+
+    def __repr__(self) -> str:
+        return f"grid_search({self.options!r})"
+
+
+# --- values computed from others ------------------------------------------------
+
+_functions: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+"""Functions by `Derived.identity`. A store keeps no code; the script that resumes has them."""
+
+
+@dataclass(frozen=True)
+class Derived(Dimension):
+    """A value that a function computes from the rest of the configuration."""
+
+    function: Callable[..., Any] = field(repr=False)
+    takes_config: bool = True
+
+    def checked(self, name: str) -> Derived:
+        if not callable(self.function):
+            raise InputError(f"{name}: sample_from needs a function, not {self.function!r}")
+        _functions[self.identity] = self.function
+        return self
+
+    @property
+    def identity(self) -> str:
+        """The function's position in the source and a hash of its code."""
+        function: Any = self.function
+        code = getattr(function, "__code__", None)
+        if code is None:
+            return f"{type(function).__module__}.{type(function).__qualname__}"
+        plain = (int, float, str, bytes, type(None))
+        constants = [constant for constant in code.co_consts if isinstance(constant, plain)]
+        digest = _core.xxh3_64(repr((code.co_code, code.co_names, constants)).encode())
+        return f"{function.__qualname__}:{code.co_firstlineno}:{digest}"
+
+    def draw(self, share: float) -> Unsettled:
+        return Unsettled(self, share)
+
+    def count(self) -> int:
+        return 1
+
+    def values(self) -> Iterator[Unsettled]:
+        yield self.draw(0.5)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"type": "derived", "function": self.identity, "takes_config": self.takes_config}
+
+    @classmethod
+    def from_json(cls, function: str, takes_config: bool) -> Derived:
+        """Return the dimension of a function of this process, by its identity."""
+        original = _functions.get(function)
+        if original is None:
+            raise InputError(
+                f"the space has a function (sample_from, {function.partition(':')[0]}), which is "
+                "not stored: rerun the script that began the run, with if_exists='resume'"
+            )
+        return cls(original, takes_config)
+
+    def __repr__(self) -> str:
+        return f"sample_from({getattr(self.function, '__qualname__', self.function)!s})"
+
+
+@dataclass(frozen=True)
+class Unsettled:
+    """A placeholder for a value that is computed after the values that do not depend on it."""
+
+    dimension: Derived
+    share: float
+
+    def settle(self, config: Mapping[str, Any], name: str) -> Any:
+        """Return the value; raise Missing if it needs a value that `config` does not have yet."""
+        arguments = (View(config),) if self.dimension.takes_config else ()
+        try:
+            # `random` and NumPy's global generator are seeded from the dimension's stream.
+            with generators.reserve_generators(False, int(self.share * 2**32)):
+                value = self.dimension.function(*arguments)
+        except Missing:
+            raise
+        except Exception as error:
+            kind = type(error).__name__
+            raise InputError(
+                f"{name}: {self.dimension!r} failed: {kind}: {text_of(error)}"
+            ) from error
+        return json_value(value, name)
+
+
+class Missing(AttributeError, KeyError):
+    """Raised if a function needs a value that does not exist."""
+
+
+class View(dict[str, Any]):
+    """A configuration as Tune's functions use it: ``spec.config.lr``, ``config["lr"]``."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__({k: View(v) if isinstance(v, Mapping) else v for k, v in config.items()})
+
+    def __missing__(self, name: str) -> Any:
+        if name == "config":
+            return self
+        raise Missing(name)
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+def settle_values(unsettled: list[tuple[Path, Unsettled]], config: dict[str, Any]) -> None:
+    """Compute values, which may need one another, and put them at their paths."""
+    while unsettled:
+        remaining = []
+        for path, value in unsettled:
+            try:
+                put_at(config, path, value.settle(config, path_name(path)))
+            except Missing as missing:
+                remaining.append((path, value))
+                cause = missing
+        if len(remaining) == len(unsettled):
+            path, value = remaining[0]
+            raise InputError(
+                f"{path_name(path)}: {value.dimension!r} needs {cause.args[0]!r}, which the "
+                "configuration lacks at that point"
+            )
+        unsettled = remaining
+
+
+def compute_multiple(index: int, q: float) -> Any:
+    """Return a multiple of the quantum, computed in decimal: 3 times 0.1 is 0.3."""
+    return index * q if isinstance(q, int) else float(index * Decimal(repr(q)))
+
+
+def round_to_grid(bound: float, q: float, inwards: Callable[[float], int]) -> int:
+    """Return a bound divided by the step `q`, rounded by `inwards` to a whole number."""
+    scaled = bound / q
+    nearest = round(scaled)
+    return nearest if math.isclose(scaled, nearest) else int(inwards(scaled))
 
 
 def translate(value: object, name: str) -> Dimension | None:
@@ -37,9 +240,6 @@ def translate(value: object, name: str) -> Dimension | None:
 
 def _refusal(name: str, what: str, hint: str) -> InputError:
     return InputError(f"{name}: {what} has no equivalent in Cerebro: {hint}")
-
-
-# --- Ray Tune -----------------------------------------------------------------
 
 
 def _from_tune(value: Any, name: str) -> Dimension:
@@ -82,9 +282,6 @@ def _find_multiples(value: Any, name: str, q: float) -> tuple[int, int]:
     return low, high
 
 
-# --- Optuna ---------------------------------------------------------------------
-
-
 def _from_optuna(value: Any, name: str) -> Dimension:
     kind = type(value).__name__
     if kind == "CategoricalDistribution":
@@ -100,12 +297,12 @@ def _from_optuna(value: Any, name: str) -> Dimension:
     raise _refusal(name, f"optuna's {kind}", "use FloatDistribution or IntDistribution")
 
 
-# --- SciPy ------------------------------------------------------------------------
-
-
 def _from_scipy(value: Any, name: str) -> Dimension:
     kind = value.dist.name
-    arguments = _scipy_arguments(value)
+    # The names of the positional arguments: shapes come first.
+    shapes = (value.dist.shapes or "").replace(" ", "").split(",")
+    names = [*filter(None, shapes), "loc", "scale"]
+    arguments = {**dict(zip(names, value.args, strict=False)), **value.kwds}
     loc, scale = arguments.get("loc", 0), arguments.get("scale", 1)
     if kind == "uniform":
         return Uniform(loc, loc + scale)
@@ -120,10 +317,3 @@ def _from_scipy(value: Any, name: str) -> Dimension:
         f"scipy.stats.{kind}" + (f" with loc={loc}" if loc != 0 else ""),
         "use uniform, loguniform, norm or randint",
     )
-
-
-def _scipy_arguments(value: Any) -> dict[str, Any]:
-    """Return a frozen distribution's arguments by name; shapes come first, then loc, scale."""
-    shapes = (value.dist.shapes or "").replace(" ", "").split(",")
-    names = [shape for shape in shapes if shape] + ["loc", "scale"]
-    return {**dict(zip(names, value.args, strict=False)), **value.kwds}

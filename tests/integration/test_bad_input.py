@@ -956,9 +956,9 @@ signal.pause()
 @pytest.mark.parametrize("workers", [0, 1])
 def test_no_disk_is_left_for_states(data, tmp_path, capfd, monkeypatch, workers):
     file = program(tmp_path, data, "space['size'] = 100_000")
-    monkeypatch.setattr(
-        "cerebro.coordinator.disk_space.free_bytes", lambda folder: 1 << 40
-    )  # until it fills up
+    monkeypatch.setattr(  # until it fills up
+        "cerebro.coordinator.before_training.free_bytes", lambda folder: 1 << 40
+    )
     with mounted(tmp_path / "small", "size=1m") as place:
         assert command("run", file, "--run", place / "run", "--workers", workers) == 1
         shown = one_line_error(capfd)

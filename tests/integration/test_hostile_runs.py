@@ -21,7 +21,7 @@ import pytest
 import cerebro
 import cerebro._core as _core
 import cerebro.cli as cli
-from cerebro.coordinator.commands import Inbox
+from cerebro.coordinator.user import Inbox
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.files import StorageError
 from cerebro.run.owner import Owner, owner_of

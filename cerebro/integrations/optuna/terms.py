@@ -15,7 +15,7 @@ from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.machine.imports import import_extra
 from cerebro.machine.mappings import flatten
 from cerebro.run.records import ENDED
-from cerebro.searchers.stopping import EarlyStopping
+from cerebro.searchers.metrics import EarlyStopping
 from cerebro.space import (
     Choice,
     Dimension,

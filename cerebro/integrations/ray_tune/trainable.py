@@ -21,8 +21,7 @@ from ray import tune
 from ray.exceptions import RayActorError
 
 from cerebro.api.settings import devices_of
-from cerebro.api.workers import worker_count
-from cerebro.arguments import check_whole_number
+from cerebro.arguments import check_whole_number, worker_count
 from cerebro.cluster.engine import collect_variables
 from cerebro.cluster.engines.ray import Executor
 from cerebro.data.validation import make_validation

@@ -24,9 +24,9 @@ from cerebro.integrations.sklearn.model import Model
 from cerebro.integrations.sklearn.steps import kind_of, steps_of
 from cerebro.model import Batch
 from cerebro.space import Choice, Constant, Space, as_space, path_name
-from cerebro.space.conditions import Compiler, as_dimension
 from cerebro.space.dimensions import When, json_value
 from cerebro.space.foreign import translate
+from cerebro.space.search_space import Compiler, as_dimension
 
 if TYPE_CHECKING:
     from cerebro.results.result import Result

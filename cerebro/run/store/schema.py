@@ -18,7 +18,7 @@ from cerebro.machine.files import check_folder, check_no_link, is_network_file_s
 from cerebro.machine.installation import explain_other_version
 from cerebro.run.records import NOTHING_RAISED, Raised
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE trials (

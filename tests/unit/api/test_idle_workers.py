@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro.api.workers import idle_advice
+from cerebro.api.settings import idle_advice
 from cerebro.errors import InputError
 
 

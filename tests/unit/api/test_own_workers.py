@@ -11,7 +11,7 @@ import pytest
 from line_model import SPACE, build
 
 import cerebro
-from cerebro.api.workers import choose_worker_count
+from cerebro.api.settings import choose_worker_count
 from cerebro.errors import InputError
 from cerebro.executors.inline import InlineExecutor
 from cerebro.results.saved_run import SavedRun

@@ -16,9 +16,9 @@ import pytest
 
 import cerebro.cli as cli
 import cerebro.control as control
-import cerebro.coordinator.commands
+import cerebro.coordinator.user
 from cerebro.control import Command
-from cerebro.coordinator.commands import MAX_BYTES, MAX_NOTES, STOP_SECONDS, Commands, Inbox
+from cerebro.coordinator.user import MAX_BYTES, MAX_NOTES, STOP_SECONDS, Commands, Inbox
 from cerebro.errors import InputError
 from cerebro.run.owner import Owner
 from cerebro.run.records import TrialRecord
@@ -194,7 +194,7 @@ def test_a_file_that_cannot_be_removed_is_obeyed_once(
         raise PermissionError(13, "Permission denied")
 
     control.put(tmp_path, Command("pause", 1))
-    monkeypatch.setattr(cerebro.coordinator.commands.os, "unlink", refuse)
+    monkeypatch.setattr(cerebro.coordinator.user.os, "unlink", refuse)
     assert drain(inbox) == [Command("pause", 1)]
     control.put(tmp_path, Command("pause", 2))
     assert drain(inbox) == [Command("pause", 2)]
@@ -204,8 +204,8 @@ def test_on_a_network_disk_the_inbox_is_polled_once_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(cerebro.coordinator.commands, "is_network_file_system", lambda path: True)
-    monkeypatch.setattr(cerebro.coordinator.commands.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(cerebro.coordinator.user, "is_network_file_system", lambda path: True)
+    monkeypatch.setattr(cerebro.coordinator.user.time, "monotonic", lambda: clock.now)
     inbox = Inbox(tmp_path)
     assert drain(inbox) == []
     control.put(tmp_path, Command("pause"))

@@ -57,7 +57,7 @@ def dispatcher(executor: FakeExecutor, tmp_path: Path) -> Dispatcher:
     """A run of one trial of one epoch with three units, and of worker 10."""
     data = cerebro.shard({"x": np.zeros(12)}, tmp_path / "data", shards=3, progress=False)
     context = RunContext(build=print, train=data, folders=RunFolders("", "", ""))
-    made: Any = Dispatcher(executor, context, lambda: 0.0, 1)  # type: ignore[arg-type]
+    made: Any = Dispatcher(executor, context, lambda: 0.0)  # type: ignore[arg-type]
     made.add(10)
     made.schedule.add_trial(0, epochs=1)
     return made

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import cerebro._core as _core
-from cerebro.coordinator.forecast import EpochParts, Forecaster, ToCome
+from cerebro.coordinator.overview import EpochParts, Forecaster, ToCome
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.executors.simulated import SimulatedRun, SimulatedUnit
 from cerebro.run.records import EpochRecord, TrialRecord

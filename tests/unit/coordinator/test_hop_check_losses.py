@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cerebro.coordinator.hop_check import check_hop, require_build
+from cerebro.coordinator.before_training import check_hop, require_build
 from cerebro.errors import InputError, WorkerError
 from cerebro.run.records import TrialRecord
 from cerebro.worker.messages import CheckDone, CheckTask, ModelFacts, WorkerJoined, WorkerLost

@@ -1,4 +1,4 @@
-"""`cerebro.coordinator.rounds`: reports in an order that timing cannot change."""
+"""`Rounds`: reports in an order that timing cannot change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cerebro.coordinator.rounds import Report, Rounds
+from cerebro.coordinator.search_loop import Report, Rounds
 
 EPOCHS = 6
 Call = tuple[str, int, int]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from cerebro.api.settings import devices_of
-from cerebro.api.workers import worker_count
+from cerebro.arguments import worker_count
 from cerebro.data.order import POOL, EpochOrder
 from cerebro.errors import InputError
 from cerebro.executors.seats import SeatedShards, fits_gpu_memory, place_pools, set_memory_shares

@@ -116,7 +116,7 @@ def test_hints_need_neither_numpy_nor_the_core() -> None:
 # What raises or prints a hint, with the package that is missing and the extra that has it.
 MISSING = [
     ("optuna", "optuna", "cerebro.integrations.optuna.terms.import_optuna('x')"),
-    ("scipy", "search", "cerebro.searchers.quasi_random.QuasiRandomSearch()._sobol(1)"),
+    ("scipy", "search", "cerebro.searchers.sequences.QuasiRandomSearch()._sobol(1)"),
     ("matplotlib", "plots", "cerebro.report.plots.look.figure_class()"),
     ("sklearn", "demo", "cerebro.cli.demo.digits('nowhere')"),
     ("pyarrow", "parquet", "cerebro.shard('table.parquet', 'nowhere')"),
@@ -139,7 +139,7 @@ def test_the_error_for_a_missing_module_names_its_extra(
         "import cerebro, cerebro.cli.demo, cerebro.cluster.keys\n"
         "import cerebro.cluster.engines.ray_nodes\n"
         "import cerebro.report.plots, cerebro.integrations.optuna.terms\n"
-        "import cerebro.searchers.quasi_random\n"
+        "import cerebro.searchers.sequences\n"
         f"try: {call}\n"
         "except cerebro.InputError as error: print(error)"
     )

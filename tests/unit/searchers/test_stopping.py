@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cerebro.errors import InputError
-from cerebro.searchers.stopping import EarlyStopping
+from cerebro.searchers.metrics import EarlyStopping
 
 
 def history(*values, name="loss"):

@@ -732,7 +732,7 @@ def test_the_error_of_a_failing_model_suggests_a_fix(build, cure, options, tmp_p
 def test_the_guide_lists_every_finding():
     root = Path(cerebro.__file__).parent
     sources = [*root.glob("worker/*.py"), root / "torch/diagnosis.py"]
-    sources.append(root / "coordinator/hop_check.py")
+    sources.append(root / "coordinator/before_training.py")
     texts = [source.read_text(encoding="utf-8") for source in sources]
     codes = {code for text in texts for code in re.findall(r'Finding\(\s*"([\w-]+)"', text)}
     guide = (root.parent / "docs/guide/diagnosis.md").read_text(encoding="utf-8")

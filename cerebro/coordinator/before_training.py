@@ -1,10 +1,11 @@
-"""Make the hop check on the workers of a run, before training begins; see `cerebro.check`."""
+"""Check before training that models survive a hop, and that their states fit on the disk."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from cerebro.arguments import find_stacklevel
@@ -13,9 +14,12 @@ from cerebro.errors import InputError, StateError, WorkerError, text_of
 from cerebro.executors.base import Executor
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.environment import uses_gpu
+from cerebro.machine.files import device_of, free_bytes, is_memory
 from cerebro.model import Words
 from cerebro.report.findings import Finding
 from cerebro.run.records import Ranking, TrialRecord
+from cerebro.run.settings import Settings
+from cerebro.searchers.base import Searcher, expected_trials
 from cerebro.searchers.metrics import known_mode
 from cerebro.worker.hop_check import LAYOUT_CURE
 from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, Warned, WorkerJoined
@@ -23,6 +27,9 @@ from cerebro.worker.read_names import ReadNames
 
 MAX_START_LOSSES = 2
 """How many workers may die while they try the first configuration."""
+
+TAIL = 3
+"""The live trials per worker near the end of a run, when the last ones run in parallel."""
 
 
 @dataclass
@@ -116,10 +123,8 @@ def check_hop(
 ) -> HopCheck:
     """Try a configuration on the first worker while the others import the model's libraries.
 
-    A worker that joins meanwhile imports them too. A lost worker is replaced; if that is
-    impossible, another one takes over its check. The first problem ends the hop check. Raise
-    InputError if the model reads validation columns that do not fit the training data, and
-    WorkerError if no worker is left.
+    Lost workers are replaced; if that fails, another one takes over their check. The first problem
+    ends it. Raise InputError if the data does not fit the model, WorkerError if no worker is left.
     """
     tried = HopCheck()
     unchecked: CheckTask | None = None
@@ -180,10 +185,7 @@ def _replace(executor: Executor, worker: int, *, others: bool) -> int | None:
 
 
 def warn_if_reordered(executor: Executor, worker: int, first: TrialRecord, order: str) -> None:
-    """Warn if ``build`` makes the parameters in another order than when the run began.
-
-    This is for a run that is resumed in the user's process, whose hash seed is its own.
-    """
+    """Warn if ``build`` makes parameters in another order here, with this process's hash seed."""
     executor.submit(worker, CheckTask(first.config, build_only=True, number=first.number))
     (event,) = executor.wait(None)
     if isinstance(event, CheckDone) and event.model.parameter_order not in ("", order):
@@ -221,8 +223,7 @@ def _build_on_first(
 ) -> str | None:
     """Let the first of the `ready` workers build a model; return why it fails, or None.
 
-    Lost workers are replaced in `ready`, and new ones are added. If the first one is lost, return
-    None: its trial will report this.
+    `ready` is kept up to date. If the first one is lost, its trial will report this: return None.
     """
     first, pending, error = ready[0], True, None
     executor.submit(first, task)
@@ -239,3 +240,109 @@ def _build_on_first(
                 new = _replace(executor, event.worker, others=bool(ready))
                 ready += [] if new is None else [new]
     return error
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The least and the likely number of bytes that a run needs in one folder."""
+
+    least: int
+    likely: int
+
+    def __add__(self, other: Demand) -> Demand:
+        return Demand(self.least + other.least, self.likely + other.likely)
+
+
+@dataclass(frozen=True)
+class StateDemand:
+    """What determines how much space a run needs for states.
+
+    At most `live` trials have their two slots in ``state_dir`` at the same time. `trials` is None
+    if only the time limit ends the search. `may_end_early`: before their last epoch.
+    """
+
+    state_bytes: int
+    trials: int | None
+    live: int
+    workers: int
+    epochs: int
+    keep: str
+    may_end_early: bool
+
+    def estimate_slots(self) -> Demand:
+        least = min(self.workers, self.trials or self.workers)
+        return Demand(2 * least * self.state_bytes, 2 * max(least, self.live) * self.state_bytes)
+
+    def estimate_kept(self) -> Demand:
+        """Return the demand of kept states and of states in flight."""
+        trials, each = self.trials or 1, self.state_bytes
+        epochs = 1 if self.may_end_early else self.epochs
+        least = {"all": epochs, "best": 1, "last": 1}[self.keep]
+        likely = {"all": self.epochs, "best": min(2, self.epochs), "last": 1}[self.keep]
+        return Demand((trials * least + 1) * each, (trials * likely + 2 * self.workers) * each)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A folder, its demand, its demand with ``keep="last"``, and how to get more space."""
+
+    folder: Path
+    needs: Demand
+    thrifty: Demand
+    cure: str
+
+
+def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None:
+    """Raise InputError if a run's states cannot fit on the disk; warn if they might not."""
+    plan = _estimate_demand(settings, searcher, state_bytes)
+    states, slots = settings.folder / "states", settings.state_dir
+    thrifty = replace(plan, keep="last").estimate_kept()
+    # If both folders are on one disk, their demands add up, and either fix helps.
+    kept, of_slots = plan.estimate_kept(), plan.estimate_slots()
+    places = [
+        _Place(states, kept, thrifty, "choose a run= on a larger disk"),
+        _Place(slots, of_slots, of_slots, "choose a larger state_dir="),
+    ]
+    if device_of(states) == device_of(slots):
+        cure = "put the states of live trials elsewhere with state_dir=, or all with run="
+        places = [_Place(states, kept + of_slots, thrifty + of_slots, cure)]
+    for place in places:
+        free = free_bytes(place.folder)
+        if place.needs.least > free:
+            raise InputError(_explain_demand(plan, place, free, "least", "needs at least"))
+        if place.needs.likely > free:
+            text = _explain_demand(plan, place, free, "likely", "is likely to need")
+            warnings.warn(text, stacklevel=2)
+
+
+def _estimate_demand(settings: Settings, searcher: Searcher, state_bytes: int) -> StateDemand:
+    limits, strategy = settings.limits, settings.strategy
+    expected = expected_trials(searcher, limits.n_trials)
+    folds, workers = settings.trials_each, max(1, settings.workers)
+    trials = None if expected is None else expected * folds
+    live = min(trials or TAIL * workers * folds, TAIL * workers * folds)
+    if searcher.adaptive:  # trials that it pauses keep their slots
+        live = trials or strategy.width * folds
+    may_end_early = searcher.adaptive or strategy.stop is not None
+    return StateDemand(
+        state_bytes, trials, live, workers, limits.epochs, settings.keep, may_end_early
+    )
+
+
+def _explain_demand(plan: StateDemand, place: _Place, free: int, which: str, needs: str) -> str:
+    needed, thrifty = getattr(place.needs, which), getattr(place.thrifty, which)
+    ends = "only the time limit ends the search"
+    trials = ends if plan.trials is None else f"{plan.trials} trials"
+    kind = " of memory, which is the disk there," if is_memory(place.folder) else ""
+    keep = ", keep fewer states with keep='last'" if thrifty < needed else ""
+    return (
+        f"the run {needs} {_format_megabytes(needed)} for states in {place.folder}, and only "
+        f"{_format_megabytes(free)}{kind} are free: states of "
+        f"{_format_megabytes(plan.state_bytes)}, {trials}, {plan.workers} worker(s), "
+        f"keep={plan.keep!r}; free some{keep}, or {place.cure}"
+    )
+
+
+def _format_megabytes(count: int) -> str:
+    value = count / 1e6
+    return f"{value:,.0f} MB" if value >= 10 else f"{value:.1f} MB"

@@ -1,16 +1,18 @@
-"""Implement `cerebro.replay`: train a trial again, alone, and compare its states bit for bit."""
+"""Implement `cerebro.replay` and `cerebro.refit`, which train a trial of a run again."""
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from cerebro.api.search import search
 from cerebro.arguments import check_whole_number, find_stacklevel
 from cerebro.data import Dataset
 from cerebro.errors import CorruptDataError, InputError, shorten_tracebacks
@@ -26,10 +28,13 @@ from cerebro.machine.devices import (
 from cerebro.machine.files import path_of
 from cerebro.machine.guard import refuse
 from cerebro.report.format import count_noun
-from cerebro.results.result import Result
+from cerebro.results.result import Result, open_run
 from cerebro.results.trial import Trial
 from cerebro.run.records import TrialRecord, joint_hash
+from cerebro.run.settings import Batches, Exactness
 from cerebro.run.states import CloneOf, epoch_state_file
+from cerebro.searchers.metrics import known_mode
+from cerebro.space import choice
 from cerebro.worker import messages
 
 _OWN_SEED = (
@@ -37,6 +42,9 @@ _OWN_SEED = (
     "results that depend on the order of a set cannot be repeated (sort the set, or start the "
     "script with PYTHONHASHSEED=0)"
 )
+
+_KEPT = [field.name for group in (Batches, Exactness) for field in fields(group)]
+"""The settings of a run that affect a trial."""
 
 
 @dataclass(frozen=True)
@@ -212,36 +220,36 @@ def _train_line(
     return last
 
 
+def _compare_epochs(record: TrialRecord, hashes: Sequence[str]) -> list[ReplayedEpoch]:
+    pairs = zip(record.epochs, hashes, strict=False)
+    return [ReplayedEpoch(epoch.epoch, epoch.state_hash, replayed) for epoch, replayed in pairs]
+
+
 def _combine_folds(record: TrialRecord, folds: list[Replay]) -> Replay:
     """Return the replay of a trial with folds; its hashes are the joint hashes of the folds."""
     count = min(len(fold.epochs) for fold in folds) if len(folds) == len(record.folds) else 0
-    epochs = [
-        ReplayedEpoch(
-            recorded.epoch,
-            recorded.state_hash,
-            joint_hash(fold.epochs[at].replayed for fold in folds),
-        )
-        for at, recorded in enumerate(record.epochs[:count])
-    ]
+    hashes = [joint_hash(fold.epochs[at].replayed for fold in folds) for at in range(count)]
+    epochs = _compare_epochs(record, hashes)
     errors = (f"fold {f.trial % len(record.folds)}: {f.error}" for f in folds if f.error)
     return Replay(record.number, epochs, [], next(errors, None), record.first_epoch, folds)
 
 
-def _record_of(result: Result, trial: int | Trial) -> TrialRecord:
+def find_trial(result: Result, trial: int | Trial) -> Trial:
+    """Return the result's trial of this number; raise InputError if there is none."""
     number = trial.number if isinstance(trial, Trial) else check_whole_number("trial", trial, 0)
-    if isinstance(trial, Trial) and trial.fold is not None:
-        record = trial.record
-    elif number >= len(result.trials):
-        raise InputError(
-            f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}"
-        )
-    else:
-        record = result.trials[number].record
+    if number < len(result.trials):
+        return result.trials[number]
+    raise InputError(f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}")
+
+
+def _record_of(result: Result, trial: int | Trial) -> TrialRecord:
+    if not isinstance(trial, Trial) or trial.fold is None:
+        trial = find_trial(result, trial)
+    record = trial.record
     if not any(part.epochs for part in (record, *record.folds)):
         cause = f" ({record.error})" if record.error else ""
-        raise InputError(
-            f"trial {number} of {result.path} has finished no epoch{cause}: nothing to replay"
-        )
+        name = f"trial {record.number} of {result.path}"
+        raise InputError(f"{name} has finished no epoch{cause}: nothing to replay")
     return record
 
 
@@ -299,12 +307,12 @@ class Retraining:
         """Start a new lineage: the next trial is not a clone of the last one."""
         self._parent = self._problem = None
 
-    def train(self, record: TrialRecord, epochs: int) -> Replay:
+    def train(self, record: TrialRecord, count: int) -> Replay:
         """Train a trial; a clone begins with the final state of the trial trained before it."""
         hashes: list[str] = []
         units = self._context.units_per_epoch
         first = record.first_epoch * units
-        last = first + epochs * units - 1
+        last = first + count * units - 1
         for position in range(first, last + 1):
             if self._problem is not None:
                 break
@@ -314,13 +322,10 @@ class Retraining:
             elif event.metrics is not None:
                 hashes.append(event.state.hash)
         if self._problem is None:
-            file = epoch_state_file(record.number, record.first_epoch + epochs - 1)
+            file = epoch_state_file(record.number, record.first_epoch + count - 1)
             self._parent = CloneOf(str(Path(self._context.folders.states, file)), hashes[-1])
-        replayed = [
-            ReplayedEpoch(recorded.epoch, recorded.state_hash, state_hash)
-            for recorded, state_hash in zip(record.epochs, hashes, strict=False)
-        ]
-        return Replay(record.number, replayed, [], self._problem, record.first_epoch)
+        epochs = _compare_epochs(record, hashes)
+        return Replay(record.number, epochs, [], self._problem, record.first_epoch)
 
     def _run_unit(
         self, record: TrialRecord, position: int, first: int, last: int
@@ -353,3 +358,116 @@ class Retraining:
 
     def close(self) -> None:
         self._executor.close(kill=True)
+
+
+@shorten_tracebacks
+def refit(
+    run: str | os.PathLike[str] | Result,
+    trial: int | Trial | None = None,
+    *,
+    epochs: int | None = None,
+    data: Any = None,
+    build: Callable[..., Any] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    if_exists: Literal["error", "resume", "new"] = "error",
+    workers: int = 1,
+    devices: Any = "auto",
+    callbacks: Sequence[Any] = (),
+    progress: Literal["auto", "table", "lines"] | bool = "auto",
+) -> Result:
+    """Train a configuration of a search once more, on all rows, to get a final model.
+
+    After a search with folds, each fold has a model that has not seen all rows. `refit` trains the
+    final model in an ordinary run of one trial without validation, with the search's seed, batch
+    sizes and threads. `replay` and `resume` work on this run as on any other.
+
+    Parameters
+    ----------
+    run
+        The search: its folder or its result.
+    trial
+        The configuration, given as a trial or its number; default: the best.
+    epochs
+        Default: the number of epochs after which the trial had its selected metric (with folds, the
+        best mean). ``info.epochs`` is this number, so a schedule over ``info.total_steps`` has the
+        right length.
+    data
+        The rows to train on. Default: all rows of a search with folds. For other searches it is
+        required: the dataset before it was split, for example.
+    build
+        The search's ``build``, if it cannot be imported again.
+    folder
+        The new run's folder; default: the search's folder with ``-refit`` appended.
+    if_exists, workers, devices, callbacks, progress
+        As for `cerebro.search`. One trial keeps only one worker busy.
+
+    Returns
+    -------
+    Result
+        The new run. ``result.best.load()`` returns the model after its last epoch. Its metric is
+        the search's, measured in training; if the model reports that one only in validation, it is
+        the loss or another metric that the model reports in training.
+
+    Raises
+    ------
+    InputError
+        If there is no such trial, if it has not finished an epoch, or if `data` is missing.
+    RunError
+        If the trial failed.
+    """
+    refuse("cerebro.refit")
+    searched = open_run(run, build=build)
+    if isinstance(trial, Trial) and trial.fold is not None:
+        raise InputError("trial must be a configuration, not one of its folds")
+    the_trial = searched.best if trial is None else find_trial(searched, trial)
+    if data is None:
+        if searched.saved.folds() is None:
+            raise InputError(
+                f"{searched.path}: without folds, the run's rows are those that trial "
+                f"{the_trial.number} was already trained on: give data=, such as the dataset "
+                "before it was split"
+            )
+        data = searched.saved.dataset("data")
+    if epochs is None:
+        last = the_trial.best_epoch if searched.select == "best" else the_trial.epoch - 1
+        if last is None or last < 0:
+            raise InputError(f"trial {the_trial.number} has finished no epoch: give epochs=")
+        epochs = last + 1
+    settings = searched.settings
+    metric, mode = _ranking_of(the_trial, searched.metric, searched.mode)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "no validation data", UserWarning)
+        return search(
+            searched.saved.find_build(build),
+            {name: choice([value]) for name, value in the_trial.config.items()},
+            data,
+            epochs=epochs,
+            n_trials=1,
+            metric=metric,
+            mode=mode,
+            select="last",
+            keep="last",
+            run=f"{searched.path}-refit" if folder is None else folder,
+            if_exists=if_exists,
+            workers=workers,
+            devices=devices,
+            callbacks=callbacks,
+            progress=progress,
+            **{name: settings[name] for name in _KEPT},
+        )
+
+
+def _ranking_of(trial: Trial, metric: str, mode: str) -> tuple[str, Any]:
+    """Return a metric that the model reports in training, the search's if possible, and its mode.
+
+    `search` refuses a metric that the model does not report; `Result.best` needs a finite one.
+    """
+    metrics = trial.metrics
+    trained = [name for name in metrics if math.isfinite(metrics.get(f"train_{name}", math.nan))]
+    short = metric.removeprefix("val_").removeprefix("train_")
+    if short in trained:
+        return short, mode
+    # With folds, there are also standard deviations, which a run without folds lacks. Their names
+    # come after those of their metrics.
+    other = "loss" if "loss" in trained else min(trained, default=short)
+    return other, known_mode(other) or mode

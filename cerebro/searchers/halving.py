@@ -1,4 +1,4 @@
-"""Implement successive halving, and Hyperband: brackets of it, from many short to few long trials.
+"""Implement successive halving, Hyperband, which runs brackets of it, and ASHA, which never waits.
 
 A bracket has rungs that are filled, compared and reduced. A rung waits for all of its trials, as in
 the papers; the best are then promoted. Variants that decide when a trial arrives may lose the best
@@ -7,24 +7,53 @@ trial because of the order of arrival.
 
 from __future__ import annotations
 
+import heapq
 import math
 from abc import abstractmethod
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from cerebro.arguments import check_whole_number
+from cerebro.errors import InputError
 from cerebro.searchers.base import (
     DONE,
     AdaptiveSearcher,
     Decision,
     Suggested,
     Suggestion,
-    check_rungs,
+    decode_value,
     decode_values,
+    encode_value,
     encode_values,
-    rung_epochs,
 )
+
+
+def check_rungs(
+    min_epochs: int, reduction_factor: int, epochs: int | None = None
+) -> tuple[int, int]:
+    """Return the first two arguments as ints; raise InputError unless they define valid rungs."""
+    min_epochs = check_whole_number("min_epochs", min_epochs, 1, math.inf)
+    reduction_factor = check_whole_number("reduction_factor", reduction_factor, 2, math.inf)
+    if epochs is not None and min_epochs > epochs:
+        raise InputError(
+            f"min_epochs={min_epochs} is above epochs={epochs}: give search() more epochs, or "
+            "the searcher a smaller min_epochs"
+        )
+    return min_epochs, reduction_factor
+
+
+def rung_epochs(min_epochs: int, reduction_factor: int, epochs: int) -> list[int]:
+    """Return the epochs at which trials are compared: a geometric series ending with `epochs`."""
+    check_rungs(min_epochs, reduction_factor, epochs)
+    rungs = []
+    at = min_epochs
+    while at < epochs:
+        rungs.append(at)
+        at *= reduction_factor
+    return [*rungs, epochs]
 
 
 class Rung(NamedTuple):
@@ -40,7 +69,6 @@ class Bracket:
 
     rungs: Sequence[Rung]
     level: int = 0  # of the rung that is being filled
-    begun: int = 0  # trials of the first rung
     values: dict[int, float] = field(default_factory=dict)  # to minimize; infinity: ended
     members: list[int] = field(default_factory=list)  # of this rung
     waiting: list[int] = field(default_factory=list)  # promoted, not suggested yet; best first
@@ -52,22 +80,18 @@ class Bracket:
 
     @property
     def wants_new(self) -> bool:
-        """Whether the first rung needs another trial."""
-        return self.level == 0 and self.begun < self.rungs[0].trials
+        return self.level == 0 and len(self.members) < self.rung.trials
 
     @property
     def is_over(self) -> bool:
-        return (
-            not self.wants_new
-            and self.level == len(self.rungs) - 1
-            and len(self.values) == len(self.members)
-        )
+        is_full = not self.wants_new and len(self.values) == len(self.members)
+        return is_full and self.level == len(self.rungs) - 1
 
     @property
     def epochs_to_come(self) -> int:
         alive = len(self.members) - sum(map(math.isinf, self.values.values()))
         if self.level == 0:
-            new = self.rungs[0].trials - self.begun
+            new = self.rung.trials - len(self.members)
             alive += new
             epochs = new * self.rung.epochs
         else:
@@ -77,23 +101,19 @@ class Bracket:
             epochs += alive * (rung.epochs - before.epochs)
         return epochs
 
-    def begin(self, trial: int) -> None:
-        self.members.append(trial)
-        self.begun += 1
-
     def decide(self, trial: int, epoch: int, value: float) -> Decision:
         """Decide how a member proceeds; called in an order that does not depend on timing."""
-        last = self.level == len(self.rungs) - 1
-        if epoch + 1 < self.rung.epochs and math.isfinite(value):
+        last, lives = self.level == len(self.rungs) - 1, math.isfinite(value)
+        if epoch + 1 < self.rung.epochs and lives:
             return Decision.CONTINUE
         self.values[trial] = value
         if last:
-            return Decision.CONTINUE if math.isfinite(value) else Decision.STOP
+            return Decision.CONTINUE if lives else Decision.STOP
         if len(self.values) == len(self.members) and not self.wants_new:
             paused = [t for t, v in self.values.items() if math.isfinite(v)]
             self._promote()
             self.dropped += [t for t in paused if t not in self.members]
-        return Decision.PAUSE if math.isfinite(value) else Decision.STOP
+        return Decision.PAUSE if lives else Decision.STOP
 
     def _promote(self) -> None:
         """Promote the best trials that have not ended; ties are decided by the lowest number."""
@@ -107,21 +127,15 @@ class Bracket:
             self.level = len(self.rungs) - 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "rungs": [list(rung) for rung in self.rungs],
-            "level": self.level,
-            "begun": self.begun,
-            "values": encode_values(self.values),
-            "members": list(self.members),
-            "waiting": list(self.waiting),
-            "dropped": list(self.dropped),
-        }
+        lists = {name: list(getattr(self, name)) for name in ("members", "waiting", "dropped")}
+        rungs, values = [list(rung) for rung in self.rungs], encode_values(self.values)
+        return {"rungs": rungs, "level": self.level, "values": values, **lists}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Bracket:
         rungs = [Rung(*rung) for rung in state["rungs"]]
         lists = (list(state[name]) for name in ("members", "waiting", "dropped"))
-        return cls(rungs, state["level"], state["begun"], decode_values(state["values"]), *lists)
+        return cls(rungs, state["level"], decode_values(state["values"]), *lists)
 
 
 class BracketSearcher(AdaptiveSearcher):
@@ -143,12 +157,9 @@ class BracketSearcher(AdaptiveSearcher):
 
     def _make_bracket(self, sizes: Iterable[tuple[int, int]], first: int) -> Bracket:
         """Return a bracket of rungs with at most these trials, of which `first` begin."""
-        return Bracket(
-            [
-                Rung(max(1, min(trials, first // self._reduction_factor**i)), epochs)
-                for i, (trials, epochs) in enumerate(sizes)
-            ]
-        )
+        factor = self._reduction_factor
+        rungs = [Rung(max(1, min(n, first // factor**i)), at) for i, (n, at) in enumerate(sizes)]
+        return Bracket(rungs)
 
     @property
     def _is_over(self) -> bool:
@@ -166,7 +177,7 @@ class BracketSearcher(AdaptiveSearcher):
                 return DONE if self._is_over else None
             self._brackets.append(needs_trial)
             self._opened += 1
-        needs_trial.begin(self._next)
+        needs_trial.members.append(self._next)
         self._of_trial[self._next] = needs_trial
         return self._suggest_new(needs_trial.rung.epochs)
 
@@ -196,7 +207,7 @@ class BracketSearcher(AdaptiveSearcher):
         epochs, begun, number = 0, self._next, self._opened
         for bracket in self._brackets:
             epochs += bracket.epochs_to_come
-            begun += bracket.rungs[0].trials - bracket.begun if bracket.level == 0 else 0
+            begun += bracket.rung.trials - len(bracket.members) if bracket.level == 0 else 0
         while (planned := self._plan_bracket(number, begun)) is not None:
             epochs += planned.epochs_to_come
             begun += planned.rungs[0].trials
@@ -234,7 +245,6 @@ class SuccessiveHalving(BracketSearcher):
 
     def _prepare(self) -> None:
         super()._prepare()
-        check_rungs(self._min_epochs, self._reduction_factor, self._epochs)
         self._rungs = rung_epochs(self._min_epochs, self._reduction_factor, self._epochs)
         # The number of trials that leaves one for the last rung.
         self._whole = self._reduction_factor ** (len(self._rungs) - 1)
@@ -326,3 +336,161 @@ class Hyperband(BracketSearcher):
     def _load(self, state: Mapping[str, Any]) -> None:
         super()._load(state)
         self._opened = int(state["opened"])
+
+
+class OpenRung:
+    """The trials that reached a rung, sorted, and which of them have not been promoted."""
+
+    def __init__(self, reduction_factor: int) -> None:
+        self._factor = reduction_factor
+        self._ranked: list[tuple[float, int]] = []  # value and trial
+        self._stayed: list[tuple[float, int]] = []  # a heap of those that may still be promoted
+
+    def __len__(self) -> int:
+        return len(self._ranked)
+
+    def add(self, trial: int, value: float, *, moved: bool = False) -> None:
+        """Add a trial that reached the rung, or that has ended (infinity) and still counts."""
+        insort(self._ranked, (value, trial))
+        if math.isfinite(value) and not moved:
+            heapq.heappush(self._stayed, (value, trial))
+
+    def is_good(self, value: float, trial: int) -> bool:
+        """Return whether a trial is among the rung's best ``1/reduction_factor``."""
+        rank = bisect_left(self._ranked, (value, trial))
+        return rank < len(self._ranked) // self._factor
+
+    @property
+    def moved(self) -> int:
+        return bisect_left(self._ranked, (math.inf, -1)) - len(self._stayed)
+
+    @property
+    def promotable(self) -> int:
+        stayed = set(self._stayed)
+        return sum(entry in stayed for entry in self._ranked[: len(self) // self._factor])
+
+    def pop_promoted(self) -> int | None:
+        """Remove and return the best trial to promote; None if no trial is good enough."""
+        if self._stayed and self.is_good(*self._stayed[0]):
+            return heapq.heappop(self._stayed)[1]
+        return None
+
+    def state_dict(self) -> list[list[Any]]:
+        """Return, as JSON, each trial with its value and with 1 if it was promoted, else 0."""
+        stayed = {trial for _, trial in self._stayed}
+        return [[trial, encode_value(v), int(trial not in stayed)] for v, trial in self._ranked]
+
+    @classmethod
+    def from_state(cls, reduction_factor: int, state: Sequence[Sequence[Any]]) -> OpenRung:
+        rung = cls(reduction_factor)
+        for trial, value, moved in state:
+            rung.add(trial, decode_value(value), moved=bool(moved))
+        return rung
+
+
+class ASHA(AdaptiveSearcher):
+    """Asynchronous successive halving (Li et al., "A System for Massively Parallel
+    Hyperparameter Tuning", MLSys 2020).
+
+    Parameters
+    ----------
+    min_epochs
+        The number of epochs before the first comparison.
+    reduction_factor
+        One in this many trials is promoted from a rung.
+    variant
+        ``"promotion"``, as published: a trial pauses at a rung and continues once it is among the
+        best ``1/reduction_factor`` of the trials that reached the rung. ``"stopping"``: a trial is
+        stopped permanently unless it is among the best when it reaches the rung; the first
+        ``reduction_factor - 1`` trials at a rung continue (in Ray Tune and Syne Tune only the
+        first). The stopping variant may lose the best trial if that trial reaches a rung early.
+
+    Notes
+    -----
+    ``n_trials`` or ``time_limit`` limits the number of trials. As with every adaptive searcher,
+    reports are delivered in rounds, and the outcome does not depend on timing, unless the search
+    has ``asynchronous=True``.
+    """
+
+    _endless = "ASHA"
+    _shown = ("min_epochs", "reduction_factor", "variant")
+
+    def __init__(
+        self,
+        min_epochs: int = 1,
+        reduction_factor: int = 3,
+        variant: Literal["promotion", "stopping"] = "promotion",
+    ) -> None:
+        if variant not in ("promotion", "stopping"):
+            raise InputError(f"variant must be 'promotion' or 'stopping', not {variant!r}")
+        self._min_epochs, self._reduction_factor = check_rungs(min_epochs, reduction_factor)
+        self._variant = variant
+
+    def _prepare(self) -> None:
+        # The epochs of each rung.
+        self._epochs_of = rung_epochs(self._min_epochs, self._reduction_factor, self._epochs)
+        self._rungs = [OpenRung(self._reduction_factor) for _ in self._epochs_of]
+        self._live: set[int] = set()
+
+    def suggest(self) -> Suggested:
+        """Return the trial to promote from the highest rung that has one, else a new trial."""
+        promotes = self._variant == "promotion"
+        for level in range(len(self._rungs) - 2, -1, -1) if promotes else ():
+            trial = self._rungs[level].pop_promoted()
+            if trial is not None:
+                self._live.add(trial)
+                return Suggestion({}, self._epochs_of[level + 1], trial=trial)
+        if self._next < self._limit:
+            self._live.add(self._next)
+            return self._suggest_new(self._epochs_of[0] if promotes else self._epochs)
+        return None if self._live else DONE
+
+    def _decide(self, trial: int, epoch: int, value: float) -> Decision:
+        level = sum(epoch + 1 > epochs for epochs in self._epochs_of)
+        if not math.isfinite(value):
+            self._rungs[min(level, len(self._rungs) - 1)].add(trial, value)
+            self._live.discard(trial)
+            return Decision.STOP
+        if epoch + 1 != self._epochs_of[level]:
+            return Decision.CONTINUE
+        rung = self._rungs[level]
+        rung.add(trial, value)
+        if level == len(self._rungs) - 1:
+            self._live.discard(trial)
+            return Decision.CONTINUE
+        if self._variant == "promotion":
+            self._live.discard(trial)
+            return Decision.PAUSE
+        # The first trials to arrive cannot be compared with others, so they continue.
+        if len(rung) < self._reduction_factor or rung.is_good(value, trial):
+            return Decision.CONTINUE
+        self._live.discard(trial)
+        return Decision.STOP
+
+    def epochs_to_come(self) -> float | None:
+        if self._variant == "stopping":
+            return None
+        reach = self._limit
+        epochs = (reach - self._next) * self._epochs_of[0]
+        for rung, (before, after) in zip(self._rungs, pairwise(self._epochs_of), strict=False):
+            more = max(0.0, self._expect_promotions(reach) - self._expect_promotions(len(rung)))
+            promoted = rung.promotable + more
+            epochs += promoted * (after - before)
+            reach = rung.moved + promoted
+        return epochs
+
+    def _expect_promotions(self, trials: float) -> float:
+        """Return how many of the trials that reach a rung are promoted, on average."""
+        if trials < self._reduction_factor:
+            return 0.0
+        # Trials that were among the best when they arrived count, too. This excess grows with the
+        # square root; its factors come from a simulation.
+        return trials / self._reduction_factor + max(0.0, 0.4 * math.sqrt(trials) - 0.5)
+
+    def _state(self) -> dict[str, Any]:
+        return {"rungs": [rung.state_dict() for rung in self._rungs], "live": sorted(self._live)}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        factor = self._reduction_factor
+        self._rungs = [OpenRung.from_state(factor, rung) for rung in state["rungs"]]
+        self._live = set(state["live"])
