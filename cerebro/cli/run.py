@@ -1,4 +1,8 @@
-"""``run``, ``plan``: search with the definitions in a Python file, or estimate what it costs."""
+"""Train and control runs: ``run plan resume replay stop pause continue``.
+
+``run`` and ``plan`` read a Python file that defines ``build``, ``space``, ``data`` and, optionally,
+``settings``.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,19 @@ from types import ModuleType
 from typing import Any
 
 from cerebro.cli.options import (
+    arguments_of,
+    build_of,
+    build_option,
     import_user_file,
     json_option,
     new_command,
     parse_count,
+    parse_numbers,
     parse_progress,
     print_json,
     progress_option,
     report_interrupt,
+    say,
     show_result,
     use_arguments,
 )
@@ -42,6 +51,12 @@ COUNTS = {
 
 PLANNED = ("epochs", "n-trials", "workers", "threads", "workers-per-device", "width")
 """The members of `COUNTS` that ``plan`` takes, too."""
+
+CONTROLS = {
+    "stop": "stop an active run, or one of its trials; finished epochs are kept",
+    "pause": "pause a run, or one of its trials, until it is continued",
+    "continue": "continue a paused run or trial",
+}
 
 
 def add(commands: Any) -> None:
@@ -85,6 +100,34 @@ def add(commands: Any) -> None:
         help="what to do if the run's folder exists (error)",
     )
     progress_option(parser)
+    parser = new_command(
+        commands, "resume", resume, "resume a run, or train a finished one for more epochs"
+    )
+    parser.add_argument("run", help="the run's folder, or the URL of its copy")
+    parser.add_argument("--epochs", type=parse_count, help="the total number of epochs")
+    parser.add_argument(
+        "--trials", type=parse_numbers, metavar="N,N,...", help="only these, whatever their status"
+    )
+    parser.add_argument("--workers", type=parse_count, help="worker processes (as many as before)")
+    build_option(parser)
+    parser.add_argument("--data", metavar="PATH", help="the current path of the run's data")
+    parser.add_argument(
+        "--validation", metavar="PATH", help="the current path of its validation data"
+    )
+    progress_option(parser)
+    parser = new_command(
+        commands, "replay", replay, "train one trial of a run again and compare every state"
+    )
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("--trial", type=parse_count, required=True, metavar="N", help="which trial")
+    parser.add_argument("--epochs", type=parse_count, help="only that many epochs")
+    build_option(parser)
+    parser.add_argument("--data", metavar="PATH", help="the current path of the run's data")
+    for verb, text in CONTROLS.items():
+        parser = new_command(commands, verb, send_command, text)
+        parser.set_defaults(verb=verb)
+        parser.add_argument("run", help="the run's folder")
+        parser.add_argument("--trial", type=parse_count, metavar="N", help="only this trial")
 
 
 def _add_settings(parser: argparse.ArgumentParser, counts: Iterable[str]) -> None:
@@ -215,3 +258,52 @@ def _parse_validation(text: str) -> Any:
         return float(text)
     except ValueError:
         return cerebro.Dataset(text)
+
+
+def resume(options: argparse.Namespace) -> int:
+    import cerebro
+
+    shown: Any = parse_progress(options.progress)
+    try:
+        with use_arguments(arguments_of(options.run, options.build)):
+            result = cerebro.resume(
+                options.run,
+                build_of(options.build),
+                data=options.data,
+                validation=options.validation,
+                epochs=options.epochs,
+                trials=options.trials,
+                workers=options.workers,
+                progress=shown,
+            )
+    except KeyboardInterrupt as error:
+        return report_interrupt(error)
+    return show_result(result)
+
+
+def replay(options: argparse.Namespace) -> int:
+    import cerebro
+
+    with use_arguments(arguments_of(options.run, options.build)):
+        build = build_of(options.build)
+        outcome = cerebro.replay(
+            options.run, options.trial, build, data=options.data, epochs=options.epochs
+        )
+    say(outcome)
+    return 0 if outcome.identical else 1
+
+
+def send_command(options: argparse.Namespace) -> int:
+    import cerebro.control as control
+
+    control.send(options.run, control.Command(options.verb, options.trial))
+    what = "the run" if options.trial is None else f"trial {options.trial}"
+    happens = {
+        "stop": f"{what} stops; what it has trained is kept",
+        "pause": f"{what} pauses when its units in flight are done; to continue:\n\n"
+        f"  python -m cerebro continue {shlex.quote(options.run)}"
+        + ("" if options.trial is None else f" --trial {options.trial}"),
+        "continue": f"{what} continues",
+    }
+    print(f"{options.run}: {happens[options.verb]}")
+    return 0

@@ -429,7 +429,7 @@ class Trial:
         CorruptDataError
             If the state's file is damaged.
         """
-        from cerebro.results.save import save
+        from cerebro.results.export import save
 
         record = self._epoch_record(epoch)
         context = self._model.context(build, data)
