@@ -6,13 +6,14 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from cerebro.arguments import find_stacklevel
 from cerebro.data import Dataset
+from cerebro.data.batches import make_loader
 from cerebro.data.dtypes import Array
 from cerebro.data.given_rows import has_names, is_rows, narrow_arrays, write_temporary
 from cerebro.data.order import mix_in_order
@@ -28,10 +29,22 @@ from cerebro.results.export import Kept
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, TrialRecord, strip_study
 from cerebro.run.settings import Batches, Exactness, read_group
+from cerebro.worker.epoch_progress import EpochProgress
+from cerebro.worker.evaluate import evaluate_model, evaluation_seed
 from cerebro.worker.messages import RunContext
-
-if TYPE_CHECKING:
-    from cerebro.worker.models import LiveModel
+from cerebro.worker.models import (
+    LiveModel,
+    batch_device,
+    begin_again,
+    build_model,
+    describe_left_out,
+    explain_unfit_errors,
+    find_fitting_columns,
+    load_or_rebuild,
+    load_tree,
+    make_batches,
+    make_info,
+)
 
 Build = Callable[..., Any] | None
 """The run's ``build``, if it cannot be imported again."""
@@ -76,28 +89,12 @@ class TrainedModel:
         )
 
     def load(
-        self,
-        epoch: EpochRecord,
-        build: Build,
-        device: str = CPU,
-        context: RunContext | None = None,
+        self, epoch: EpochRecord, build: Build, device: str = CPU, context: RunContext | None = None
     ) -> LiveModel:
         """Load the model on a device, with the settings in which it computes."""
-        from cerebro.worker.epoch_progress import EpochProgress
-        from cerebro.worker.models import (
-            LiveModel,
-            batch_device,
-            begin_again,
-            build_model,
-            load_or_rebuild,
-            load_tree,
-            make_info,
-        )
-
         number, config = self._record.number, self._record.config
         packed = self._saved.read_state(number, epoch)
-        if context is None:
-            context = self._saved.context(build)
+        context = context or self._saved.context(build)
         end = (epoch.epoch + 1) * context.units_per_epoch - 1
         info = make_info(
             context.views(number)[0],
@@ -149,15 +146,6 @@ class TrainedModel:
         self, epoch: EpochRecord, data: Any, build: Build, *, exact: bool
     ) -> dict[str, float]:
         """See `cerebro.Trial.evaluate`; `exact` says whether the trial's states are exact."""
-        from cerebro.worker.evaluate import evaluate_model, evaluation_seed
-        from cerebro.worker.models import (
-            batch_device,
-            describe_left_out,
-            explain_unfit_errors,
-            find_fitting_columns,
-            make_batches,
-        )
-
         settings, number = self._saved.settings, self._record.number
         exactness = read_group(Exactness, settings)
         device = choose_resume_devices(read_devices(settings))[0]
@@ -240,15 +228,14 @@ class TrainedModel:
         if train is None:
             return {}
         inputs = getattr(model, "_inputs", None)
-        if inputs is None:
-            named = read_columns(model, train.columns)  # None: the model may read any column
-            columns = [name for name in data.columns if named is None or name in named]
-            return find_unfit_columns(train, data, what, columns)
-        read = {stored_column(name, train.columns) for name in column_names("inputs", inputs)}
-        columns = [name for name in data.columns if name in read]
-        for message in find_unfit_columns(train, data, what, columns).values():
-            raise InputError(message)
-        return {}
+        names: Collection[str] | None = read_columns(model, train.columns)  # None: perhaps any
+        if inputs is not None:
+            names = {stored_column(name, train.columns) for name in column_names("inputs", inputs)}
+        columns = [name for name in data.columns if names is None or name in names]
+        unfit = find_unfit_columns(train, data, what, columns)
+        if unfit and inputs is not None:
+            raise InputError(next(iter(unfit.values())))
+        return unfit
 
 
 def _torch_imported() -> bool:
@@ -271,9 +258,6 @@ def _predict(model: Any, data: Any, batch_size: int, unfit: Mapping[str, str]) -
             f"{type(model).__name__} has no predict_batch(batch): add one, or use load() and "
             "your own code"
         )
-    from cerebro.data.batches import make_loader
-    from cerebro.worker.models import describe_left_out, explain_unfit_errors
-
     if not isinstance(data, Dataset):
         raise InputError(f"predict needs a cerebro.Dataset, not {type(data).__name__}")
     loader = make_loader(
@@ -338,21 +322,15 @@ def _find_rows(data: Dataset, view: Dataset) -> Array:
     """Return the row numbers, in `data`, of the rows of a view."""
     numbers, start = [], 0
     for whole, part in zip(data.view.parts, view.view.parts, strict=True):
-        if isinstance(part, range):
-            held = np.arange(part.start, part.stop)
-        else:
-            held = np.asarray(part, np.int64)
-        if isinstance(whole, range):
-            numbers.append(start + held - whole.start)
-        else:
-            order = np.argsort(np.asarray(whole), kind="stable")
-            rows = np.asarray(whole, np.int64)[order]
-            if (np.diff(rows) == 0).any():
-                raise InputError(
-                    "the run's data has a row twice, so predictions cannot be put in row order: "
-                    f"{_ONE_FOLD}"
-                )
-            numbers.append(start + order[np.searchsorted(rows, held)])
+        rows = np.asarray(whole, np.int64)
+        order = np.argsort(rows, kind="stable")
+        rows = rows[order]
+        if (np.diff(rows) == 0).any():
+            raise InputError(
+                "the run's data has a row twice, so predictions cannot be put in row order: "
+                f"{_ONE_FOLD}"
+            )
+        numbers.append(start + order[np.searchsorted(rows, np.asarray(part, np.int64))])
         start += len(whole)
     return np.concatenate(numbers)
 
