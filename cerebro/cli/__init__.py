@@ -26,6 +26,7 @@ import cerebro.errors as errors
 from cerebro.cli import agent, demo, doctor, export, run, shard, show
 from cerebro.cli.options import complain, drop_lost_output, expand_paths, new_command
 from cerebro.errors import CerebroError, InputError, text_of
+from cerebro.machine.environment import version
 from cerebro.machine.imports import describe_shadows, find_raising_line, import_extra
 from cerebro.machine.signals import INTERRUPTED, READER_LEFT
 
@@ -128,7 +129,7 @@ def make_parser(program: str = "python -m cerebro") -> Parser:
         description="Trains many models over one dataset and finds the best.",
         epilog="Add --traceback to any command to see the full traceback of an error.",
     )
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action="version", version=f"cerebro {version()}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for add in ADD:
         add(commands)
@@ -157,9 +158,3 @@ def _check_command(parser: Parser, arguments: Sequence[str]) -> None:
         near = difflib.get_close_matches(arguments[0], names, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names)}"
         raise InputError(f"unknown command {arguments[0]!r}: {hint}; see {parser.prog} --help")
-
-
-def _version() -> str:
-    from cerebro.machine import environment
-
-    return f"cerebro {environment.version()}"

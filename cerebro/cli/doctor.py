@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import cerebro
+import cerebro._core as _core
 from cerebro.cli.options import json_option, new_command, print_json
 from cerebro.errors import DeviceError
 from cerebro.machine import cuda, device_check, environment, files, resources
@@ -53,12 +54,9 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _print_json(options: argparse.Namespace) -> int:
-    findings: dict[str, Any] = {"gpus": []}
-    for name, text in _machine_rows(options.path):
-        if name == "gpu":
-            findings["gpus"].append(text)
-        else:
-            findings[name] = text
+    rows = _describe_machine(options.path)
+    findings: dict[str, Any] = {"gpus": [text for name, text in rows if name == "gpu"]}
+    findings |= {name: text for name, text in rows if name != "gpu"}
     findings["extras"] = {
         extra: {"purpose": purpose, "missing": _find_missing(modules)}
         for extra, (purpose, modules) in EXTRAS.items()
@@ -100,41 +98,22 @@ LOW_DISK_BYTES = 5_000_000_000
 
 def report(path: str | os.PathLike[str] = ".") -> str:
     """Describe the machine as text; `path` is the folder for data and runs."""
-    rows = _machine_rows(path)
+    rows = [*_describe_machine(path), *_describe_extras()]
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in [*rows, *_describe_extras(width)])
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
 
 
-def _machine_rows(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
-    return [*_describe_software(), *_describe_machine(), *_describe_disk(Path(path))]
-
-
-def _describe_software() -> list[tuple[str, str]]:
-    record = environment.describe()
+def _describe_machine(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
+    record, cpu = environment.describe(), environment.cpu()
     packages = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
-    return [
-        ("cerebro", f"{record['cerebro']}, {_describe_core()}"),
+    core, cores = Path(str(_core.__file__)).name, resources.usable_cores()
+    total = os.cpu_count() or cores
+    rows = [
+        ("cerebro", f"{record['cerebro']}, C core {core}; no compiler is needed to run"),
         ("python", f"{record['python']} ({sys.executable})"),
         ("packages", packages),
-    ]
-
-
-def _describe_core() -> str:
-    try:
-        import cerebro._core as core
-    except ImportError as error:
-        return f"the C core does not load ({error}): pip install -e . builds it"
-    return f"C core {Path(str(core.__file__)).name}; no compiler is needed to run"
-
-
-def _describe_machine() -> list[tuple[str, str]]:
-    cpu = environment.cpu()
-    cores = resources.usable_cores()
-    total = os.cpu_count() or cores
-    usable = f"{cores}" if cores == total else f"{cores} usable of {total}"
-    rows = [
         ("cpu", f"{cpu['model']}, {cpu['instruction_set']}"),
-        ("cores", usable),
+        ("cores", f"{cores}" if cores == total else f"{cores} usable of {total}"),
         ("memory", fmt.size(resources.total_memory())),
     ]
     if environment.is_importable("torch"):
@@ -144,7 +123,7 @@ def _describe_machine() -> list[tuple[str, str]]:
     if set_variables:
         names = ", ".join(f"{k}={v}" for k, v in set_variables.items())
         rows.append(("variables", f"{names} (these change the bits of results)"))
-    return rows
+    return rows + _describe_disk(Path(path))
 
 
 def _describe_torch() -> str:
@@ -152,11 +131,13 @@ def _describe_torch() -> str:
         import torch
     except Exception as error:  # a broken installation may raise anything
         return f"does not import: {error}"
-    flags = TORCH.present()
+    flags, built_for = TORCH.present(), torch.version.cuda
+    build = "built without CUDA" if built_for is None else f"built for CUDA {built_for}"
+    if built_for is None and has_driver():
+        build += ", but a driver is loaded: install PyTorch's build for CUDA"
     return (
         f"{torch.get_num_threads()} threads by default (a worker uses 1 unless threads= says "
-        f"otherwise), {flags['default_dtype']}, {torch.backends.cpu.get_cpu_capability()}, "
-        f"{_describe_torch_build(torch)}"
+        f"otherwise), {flags['default_dtype']}, {torch.backends.cpu.get_cpu_capability()}, {build}"
     )
 
 
@@ -227,15 +208,6 @@ def _describe_cudnn(runtime: int) -> str:
     return text
 
 
-def _describe_torch_build(torch: Any) -> str:
-    """Return the CUDA version of PyTorch's build, and a fix if PyTorch cannot use the GPU."""
-    if torch.version.cuda is not None:
-        return f"built for CUDA {torch.version.cuda}"
-    if has_driver():
-        return "built without CUDA, but a driver is loaded: install PyTorch's build for CUDA"
-    return "built without CUDA"
-
-
 def _describe_disk(path: Path) -> list[tuple[str, str]]:
     place = path.absolute()
     while not place.exists():
@@ -251,13 +223,12 @@ def _describe_disk(path: Path) -> list[tuple[str, str]]:
     return rows
 
 
-def _describe_extras(width: int) -> list[tuple[str, str]]:
+def _describe_extras() -> list[tuple[str, str]]:
     rows = []
-    for i, (extra, (purpose, modules)) in enumerate(EXTRAS.items()):
+    for extra, (purpose, modules) in EXTRAS.items():
         missing = _find_missing(modules)
         state, cure = ("missing", f": {install_hint(extra)}") if missing else ("present", "")
-        text = f"{extra:<8} {state}  for {purpose}{cure}"
-        rows.append(("extras" if i == 0 else "", text))
+        rows.append(("" if rows else "extras", f"{extra:<8} {state}  for {purpose}{cure}"))
     return rows
 
 
@@ -334,10 +305,8 @@ def train_states(
 
 def find_difference(first: dict[str, str], second: dict[str, str]) -> str | None:
     """Return the name of the first state that differs between two searches; None if all agree."""
-    for name in sorted(first.keys() | second.keys()):
-        if first.get(name) != second.get(name):
-            return name
-    return None
+    names = sorted(first.keys() | second.keys())
+    return next((name for name in names if first.get(name) != second.get(name)), None)
 
 
 def choose_devices() -> tuple[list[str], str]:

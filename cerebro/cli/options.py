@@ -171,19 +171,6 @@ def show_result(result: Any) -> int:
     """Print what a search has found; return the exit status."""
     say(f"\n{result.summary()}\n\nThe run is in {result.path}. To look at it:\n")
     say(f"  python -m cerebro show {shlex.quote(str(result.path))}")
-    return status_of(result)
-
-
-def report_interrupt(error: KeyboardInterrupt) -> int:
-    """Print the error's message: what an interrupted run has kept and how to resume it."""
-    with defer_interrupts(error):
-        text = str(error) or "interrupted before any trial began; nothing was kept"
-        complain(f"\n{text}")
-    return INTERRUPTED
-
-
-def status_of(result: Any) -> int:
-    """Return the exit status of a search that has returned a result."""
     if result.status == "finished":
         return 0
     complain(
@@ -191,6 +178,13 @@ def status_of(result: Any) -> int:
         f"python -m cerebro resume {shlex.quote(str(result.path))}"
     )
     return 1
+
+
+def report_interrupt(error: KeyboardInterrupt) -> int:
+    """Print the error's message: what an interrupted run has kept and how to resume it."""
+    with defer_interrupts(error):
+        complain(f"\n{str(error) or 'interrupted before any trial began; nothing was kept'}")
+    return INTERRUPTED
 
 
 def json_option(parser: argparse.ArgumentParser) -> None:

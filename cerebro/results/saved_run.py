@@ -225,7 +225,7 @@ class SavedRun:
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe.from_json(self.meta["build"])
+        return Recipe(**self.meta["build"])
 
     def units(self) -> list[dict[str, Any]]:
         """Return every unit that ran, with times in seconds since the run's start."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -150,43 +149,29 @@ def _store_problems(path: Path) -> Iterator[Problem]:
         for (text,) in connection.execute(f"PRAGMA integrity_check({MOST_OF_A_KIND})"):
             if text != "ok":
                 yield Problem(str(store), f"the database is damaged ({text})", PUT_BACK)
-        for query, what in LONELY_ROWS:
-            yield from _report_rows(connection, store, query, what)
+        for what, query in LONELY_ROWS.items():
+            rows = connection.execute(query).fetchall()
+            for row in rows[:MOST_OF_A_KIND]:
+                where = f"trial {row['trial']}, epoch {row['epoch']}"
+                yield Problem(
+                    where, f"{what} in {store}", "rows were deleted: restore a copy of it"
+                )
+            if len(rows) > MOST_OF_A_KIND:
+                more = f"{len(rows) - MOST_OF_A_KIND} more like this: {what}"
+                yield Problem(str(store), more, "restore a copy of it")
 
 
-LONELY_ROWS = (
-    (
-        "SELECT DISTINCT trial, epoch FROM epochs WHERE trial NOT IN (SELECT number FROM trials)",
-        "the epoch's trial has no row",
-    ),
-    (
-        "SELECT DISTINCT trial, epoch FROM metrics AS m WHERE NOT EXISTS "
-        "(SELECT 1 FROM epochs AS e WHERE e.trial = m.trial AND e.epoch = m.epoch)",
-        "there are metrics but no row of the epoch",
-    ),
-    (
-        "SELECT trial, epoch FROM epochs AS e WHERE NOT EXISTS "
-        "(SELECT 1 FROM metrics AS m WHERE e.trial = m.trial AND e.epoch = m.epoch)",
-        "the epoch has no metrics",
-    ),
-    (
-        "SELECT DISTINCT trial, epoch FROM units WHERE trial NOT IN (SELECT number FROM trials)",
-        "a unit's trial has no row",
-    ),
-)
-"""Queries for pairs (trial, epoch), and what is wrong with each pair found."""
-
-
-def _report_rows(
-    connection: sqlite3.Connection, store: Path, query: str, what: str
-) -> Iterator[Problem]:
-    rows = connection.execute(query).fetchall()
-    for row in rows[:MOST_OF_A_KIND]:
-        where = f"trial {row['trial']}, epoch {row['epoch']}"
-        yield Problem(where, f"{what} in {store}", "rows were deleted: restore a copy of it")
-    if len(rows) > MOST_OF_A_KIND:
-        more = len(rows) - MOST_OF_A_KIND
-        yield Problem(str(store), f"{more} more like this: {what}", "restore a copy of it")
+LONELY_ROWS = {
+    "the epoch's trial has no row": "SELECT DISTINCT trial, epoch FROM epochs "
+    "WHERE trial NOT IN (SELECT number FROM trials)",
+    "there are metrics but no row of the epoch": "SELECT DISTINCT trial, epoch FROM metrics AS m "
+    "WHERE NOT EXISTS (SELECT 1 FROM epochs AS e WHERE e.trial = m.trial AND e.epoch = m.epoch)",
+    "the epoch has no metrics": "SELECT trial, epoch FROM epochs AS e "
+    "WHERE NOT EXISTS (SELECT 1 FROM metrics AS m WHERE e.trial = m.trial AND e.epoch = m.epoch)",
+    "a unit's trial has no row": "SELECT DISTINCT trial, epoch FROM units "
+    "WHERE trial NOT IN (SELECT number FROM trials)",
+}
+"""What is wrong with pairs (trial, epoch), and queries for them."""
 
 
 def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
@@ -208,11 +193,8 @@ def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
             shown = ", ".join([*map(str, numbers[:10]), *(["..."] if numbers[10:] else [])])
             yield Problem(where, f"its epochs are {shown}, not one after the other", advice)
         if record.status == "finished" and record.done < record.target_epochs:
-            what = (
-                f"it has finished, but only {record.done} of {record.target_epochs} epochs are "
-                "there"
-            )
-            yield Problem(where, what, advice)
+            epochs = f"{record.done} of {record.target_epochs} epochs"
+            yield Problem(where, f"it has finished, but only {epochs} are there", advice)
         if over and record.status not in ENDED:
             yield Problem(where, f"the run has finished, but the trial is {record.status}", advice)
     yield from _unit_problems(saved, advice)
@@ -320,7 +302,7 @@ def _owns_slots(saved: SavedRun) -> bool:
         claimed = read_claimant(saved.state_dir)
     except (OSError, CorruptDataError):
         return False
-    return claimed is not None and claimed == saved.meta["id"]
+    return bool(claimed == saved.meta["id"])
 
 
 def _find_missing_states(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
@@ -328,10 +310,9 @@ def _find_missing_states(saved: SavedRun, record: TrialRecord) -> Iterator[Probl
     keep = saved.settings["keep"]
     if not record.epochs:
         return
-    required = {record.epochs[-1].epoch}
+    required: set[int | None] = {record.epochs[-1].epoch}
     if keep == "best":
-        best = saved.best_epoch(record)
-        required |= {best} if best is not None else set()
+        required |= {saved.best_epoch(record)}
     elif keep == "all":
         required = {epoch.epoch for epoch in record.epochs}
     for epoch in record.epochs:

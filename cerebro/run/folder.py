@@ -16,7 +16,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -141,7 +141,7 @@ def run_record(settings: Settings) -> dict[str, Any]:
         "points": list(strategy.points),
         "space": strategy.space_json,
         "searcher_class": strategy.searcher_class,
-        "build": Recipe.from_build(settings.build).to_json(),
+        "build": asdict(Recipe.from_build(settings.build)),
         "data": settings.train.spec(),
         "own_rows": rows_in.get() == settings.folder,
         "data_checksum": settings.train.checksum,

@@ -348,19 +348,17 @@ def _no_locks_error(folder: Path) -> NoLocksError:
 def _is_locked(fd: int, folder: Path) -> bool:
     """Return whether another process has the lock, without taking it; may raise NoLocksError."""
     # struct flock, of type F_WRLCK, from 0 to the end.
-    layout = "qqihh" if sys.platform == "darwin" else "hhqqi"
-    fields = {"l_type": fcntl.F_WRLCK, "l_whence": os.SEEK_SET, "l_start": 0, "l_len": 0}
-    names = ["l_type", "l_whence", "l_start", "l_len", "l_pid"]
+    layout, wanted, place = "hhqqi", (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0), 0
     if sys.platform == "darwin":
-        names = ["l_start", "l_len", "l_pid", "l_type", "l_whence"]
-    request = struct.pack(layout, *(fields.get(name, 0) for name in names))
+        layout, wanted, place = "qqihh", (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET), 3
     try:
+        request = struct.pack(layout, *wanted)
         answer = struct.unpack(layout, fcntl.fcntl(fd, fcntl.F_GETLK, request))
     except OSError as error:
         if error.errno in _NO_LOCKS:
             raise _no_locks_error(folder) from error
         raise
-    return bool(answer[names.index("l_type")] != fcntl.F_UNLCK)
+    return bool(answer[place] != fcntl.F_UNLCK)
 
 
 def _read_process(fd: int) -> Process | None:
