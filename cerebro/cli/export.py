@@ -204,9 +204,6 @@ def _describe_column(column: Column) -> str:
     return f"{column.dtype}{shape}{ragged}; {len(column.classes)} classes: {names}{more}"
 
 
-# --- export ------------------------------------------------------------------
-
-
 def _parse_epoch(text: str) -> str | int:
     if text in ("best", "last"):
         return text

@@ -46,7 +46,6 @@ def parse_progress(value: str | None) -> str | bool:
 
 
 def parse_count(text: str) -> int:
-    """Read an integer of at least 0."""
     try:
         value = int(text)
     except ValueError:
@@ -57,7 +56,6 @@ def parse_count(text: str) -> int:
 
 
 def parse_numbers(text: str) -> list[int]:
-    """Read trial numbers, such as ``3,7``."""
     try:
         return [parse_count(part) for part in text.split(",")]
     except argparse.ArgumentTypeError:

@@ -251,7 +251,6 @@ def _refuse_unknown(settings: dict[Any, Any], file: str) -> None:
 
 
 def _parse_validation(text: str) -> Any:
-    """Read a fraction, or open a data folder."""
     import cerebro
 
     try:

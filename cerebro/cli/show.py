@@ -161,9 +161,6 @@ def _print_new(result: Any, number: int | None, shown: dict[int, int]) -> None:
             print(f"{heading}{new}", end="" if new.endswith("\n") else "\n", flush=True)
 
 
-# --- compare -----------------------------------------------------------------
-
-
 def compare(options: argparse.Namespace) -> int:
     import cerebro
     from cerebro.report import summary
@@ -269,9 +266,6 @@ def _make_value_cells(values: Sequence[Any]) -> list[str]:
     if begin:
         texts = [f"...{text[begin:]}" if text in present else text for text in texts]
     return [text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..." for text in texts]
-
-
-# --- verify ------------------------------------------------------------------
 
 
 def verify(options: argparse.Namespace) -> int:

@@ -37,8 +37,6 @@ from cerebro.run.records import class_name
 TORCH, JAX, SKLEARN = "cerebro.torch.Model", "cerebro.jax.Model", "cerebro.sklearn.Model"
 KERAS = "cerebro.keras.Model"
 
-OTHER = "model of another kind"
-
 _TORCH_ALSO = {"scheduler", "scaler", "loss", "partial", "metrics", "gradients", "lightning"}
 
 # The parts of these models' states: first the required ones, then the optional ones. A model with
@@ -89,7 +87,7 @@ class Kept:
             for kind, (always, sometimes) in _PARTS.items():
                 if always <= self.state.keys() <= always | sometimes:
                     return kind
-        return OTHER
+        return "model of another kind"
 
     def net(self) -> Mapping[str, Any]:
         """Return the network's ``state_dict``, including the weights that partial states omit."""

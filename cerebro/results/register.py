@@ -73,7 +73,6 @@ def register(trial: Trial, name: str, alias: str | None, example: Any) -> str:
 
 
 def make_tags(trial: Trial) -> dict[str, str]:
-    """Return the tags of a registered model's version."""
     saved, selected = trial.saved, trial._select_epoch()
     return {
         "cerebro.run": str(saved.meta["id"]),
@@ -104,7 +103,6 @@ _Inputs = list[tuple[Any, "str | None", Sequence[int]]]
 
 
 def _take_example(model: Any, data: Dataset) -> _Inputs:
-    """Return the first rows of a run's data."""
     traced = traced_inputs(model, data)
     parts = zip(traced.args, traced.columns, traced.shapes, strict=True)
     return [(tensor, column, sorted(free)) for tensor, column, free in parts]

@@ -135,7 +135,7 @@ class Result:
     @property
     def select(self) -> str:
         """The epoch that represents a trial: ``"best"`` or ``"last"``."""
-        return self.saved.select
+        return self.saved.ranked_by.select
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -208,12 +208,8 @@ class SavedRun:
         return str(self.meta["settings"]["mode"])
 
     @property
-    def select(self) -> str:
-        return str(self.meta["settings"]["select"])
-
-    @property
     def ranked_by(self) -> Ranking:
-        return Ranking(self.metric, self.mode, self.select)
+        return read_group(Ranking, self.meta["settings"])
 
     @property
     def argv(self) -> list[str]:
@@ -228,7 +224,6 @@ class SavedRun:
         return Recipe(**self.meta["build"])
 
     def units(self) -> list[dict[str, Any]]:
-        """Return every unit that ran, with times in seconds since the run's start."""
         with self._store("units") as connection:
             rows = connection.execute("SELECT * FROM units ORDER BY started, id").fetchall()
         parts = self.meta["parts"]
@@ -251,7 +246,6 @@ class SavedRun:
         ]
 
     def events(self) -> list[dict[str, Any]]:
-        """Return all other events in the order of their rows."""
         with self._store("events") as connection:
             rows = connection.execute("SELECT time, kind, trial, text FROM events ORDER BY id")
             return [

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -180,19 +180,20 @@ def score(metrics: dict[str, float], metric: str, mode: str) -> float | None:
 
 def best_trials(records: Iterable[TrialRecord], by: Ranking, n: int) -> list[int]:
     """Return the numbers of the `n` best trials, best first; ties are ordered by number."""
-    scores = (best_score([record], by) for record in records)
-    return [number for _, number in sorted(s for s in scores if s is not None)[:n]]
+    return [number for _, number in sorted(_scores(records, by))[:n]]
 
 
 def best_score(records: Iterable[TrialRecord], by: Ranking) -> tuple[float, int] | None:
     """Return the best trial's metric, as a number to minimize, and its number."""
-    best: tuple[float, int] | None = None
+    return min(_scores(records, by), default=None)
+
+
+def _scores(records: Iterable[TrialRecord], by: Ranking) -> Iterator[tuple[float, int]]:
     for record in records:
         epoch = record.selected(by)
         value = None if epoch is None else score(epoch.metrics, by.metric, by.mode)
-        if value is not None and (best is None or (value, record.number) < best):
-            best = (value, record.number)
-    return best
+        if value is not None:
+            yield value, record.number
 
 
 STD = "_std"
