@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import socket
 import sys
@@ -63,7 +64,8 @@ def main(options: argparse.Namespace) -> int:
     with raise_on_sigterm():
         device = _parse_device(options.device)
         if options.stdin:  # started by an engine, which holds the other end of the pipe
-            return agent.main(Ticket.from_json(_read_first_line()), options.patience, 0, device)
+            line = io.FileIO(sys.stdin.fileno(), closefd=False).readline()  # and nothing after it
+            return agent.main(Ticket.from_json(line.decode()), options.patience, 0, device)
         if options.connect is None:
             raise InputError("an agent needs --connect HOST:PORT")
         host, port = parse_address(options.connect, f"--connect {options.connect}")
@@ -103,14 +105,3 @@ def _warn_if_unknown(host: str, port: int, patience: float) -> None:
             f"{patience:g} s",
             file=sys.stderr,
         )
-
-
-def _read_first_line() -> str:
-    """Read one line from standard input, and nothing after it."""
-    line = b""
-    while not line.endswith(b"\n"):
-        character = os.read(sys.stdin.fileno(), 1)
-        if not character:
-            break
-        line += character
-    return line.decode()
