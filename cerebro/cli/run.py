@@ -196,9 +196,8 @@ def _read_search_file(name: str, sought: Sequence[str], command: str) -> ModuleT
     stop = find_stop(module)
     if stop is not None:
         warnings.warn(
-            f"{stop.where}: the file calls {stop.call} itself. That call is ignored: "
-            f"{command} uses build, space, data and settings above it, with the options given "
-            "here. For the "
+            f"{stop.where}: the file calls {stop.call} itself. That call is ignored: {command} "
+            "uses build, space, data and settings above it, with the options given here. For the "
             f"file's own call, run the file: python {shlex.quote(str(file))}",
             stacklevel=1,
         )

@@ -29,22 +29,10 @@ from cerebro.results.export import Kept
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, TrialRecord, strip_study
 from cerebro.run.settings import Batches, Exactness, read_group
+from cerebro.worker import models
 from cerebro.worker.epoch_progress import EpochProgress
 from cerebro.worker.evaluate import evaluate_model, evaluation_seed
 from cerebro.worker.messages import RunContext
-from cerebro.worker.models import (
-    LiveModel,
-    batch_device,
-    begin_again,
-    build_model,
-    describe_left_out,
-    explain_unfit_errors,
-    find_fitting_columns,
-    load_or_rebuild,
-    load_tree,
-    make_batches,
-    make_info,
-)
 
 Build = Callable[..., Any] | None
 """The run's ``build``, if it cannot be imported again."""
@@ -90,13 +78,13 @@ class TrainedModel:
 
     def load(
         self, epoch: EpochRecord, build: Build, device: str = CPU, context: RunContext | None = None
-    ) -> LiveModel:
+    ) -> models.LiveModel:
         """Load the model on a device, with the settings in which it computes."""
         number, config = self._record.number, self._record.config
         packed = self._saved.read_state(number, epoch)
         context = context or self._saved.context(build)
         end = (epoch.epoch + 1) * context.units_per_epoch - 1
-        info = make_info(
+        info = models.make_info(
             context.views(number)[0],
             context.order(number),
             trial=number,
@@ -107,16 +95,18 @@ class TrainedModel:
         )
         with generators.reserve_generators(_torch_imported()), settings_of_run(context.libraries):
 
-            def build_live() -> LiveModel:
-                parts = build_model(context, number, config, info)
-                return LiveModel(*parts, progress=EpochProgress(), libraries=present_settings())
+            def build_live() -> models.LiveModel:
+                parts = models.build_model(context, number, config, info)
+                return models.LiveModel(
+                    *parts, progress=EpochProgress(), libraries=present_settings()
+                )
 
-            def load(live: LiveModel) -> None:
-                load_tree(live, packed, batch_device(live.model, device))
+            def load(live: models.LiveModel) -> None:
+                models.load_tree(live, packed, models.batch_device(live.model, device))
 
             live = build_live()
-            begin_again(live.model, epoch.epoch)
-            live = load_or_rebuild(live, load, build_live, epoch.epoch)
+            models.begin_again(live.model, epoch.epoch)
+            live = models.load_or_rebuild(live, load, build_live, epoch.epoch)
         # Otherwise dropout and batch norm would stay in training mode in the user's predictions.
         # train_batch switches back to training mode by itself.
         net: Any = getattr(live.model, "net", None)
@@ -157,11 +147,11 @@ class TrainedModel:
             unfit: dict[str, str] = {}
             train = self._saved.training_data()
             if train is not None:
-                columns, unfit = find_fitting_columns(live.model, train, target, what)
+                columns, unfit = models.find_fitting_columns(live.model, train, target, what)
                 options["columns"] = columns
-                if text := describe_left_out(unfit, target):
+                if text := models.describe_left_out(unfit, target):
                     warnings.warn(f"{what}: {text}", stacklevel=find_stacklevel())
-            loader = make_batches(
+            loader = models.make_batches(
                 live.model,
                 target,
                 self._batches.eval_size_of(self._config),
@@ -174,9 +164,9 @@ class TrainedModel:
             )
             stack.enter_context(contextlib.closing(loader))
             stack.enter_context(settings_of_run(live.libraries))
-            stack.enter_context(explain_unfit_errors(unfit))
+            stack.enter_context(models.explain_unfit_errors(unfit))
             seed = evaluation_seed(exactness.seed, number, epoch.epoch)
-            where = batch_device(live.model, device)
+            where = models.batch_device(live.model, device)
 
             def run_evaluation(*, strict: bool) -> dict[str, float]:
                 with (
@@ -269,9 +259,9 @@ def _predict(model: Any, data: Any, batch_size: int, unfit: Mapping[str, str]) -
         augment=False,
         columns=[name for name in data.columns if name not in unfit] if unfit else None,
     )
-    if text := describe_left_out(unfit, data):
+    if text := models.describe_left_out(unfit, data):
         warnings.warn(f"predict: {text}", stacklevel=find_stacklevel())
-    with contextlib.closing(loader), explain_unfit_errors(unfit):
+    with contextlib.closing(loader), models.explain_unfit_errors(unfit):
         loader.begin(mix_in_order(data), 0)
         parts = [model.predict_batch(batch) for batch in loader]
         if parts and type(parts[0]).__module__.startswith("torch"):

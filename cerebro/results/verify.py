@@ -25,15 +25,8 @@ from cerebro.machine.files import LinkError
 from cerebro.machine.objects import is_url
 from cerebro.report.format import count_noun
 from cerebro.results.saved_run import SavedRun
+from cerebro.run import states
 from cerebro.run.records import ENDED, TrialRecord
-from cerebro.run.states import (
-    CLAIM,
-    HELD,
-    read_claimant,
-    slot_damage,
-    state_file,
-    trials_with_slots,
-)
 from cerebro.run.store import FILE, OtherVersionError, reader
 
 PUT_BACK = "restore a copy of it, or extract the readable rows (sqlite3 run.sqlite .recover)"
@@ -119,7 +112,7 @@ def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verif
         what = str(error).removeprefix(f"{store} ").removeprefix(f"{store}: ")
         return Verification(path, problems or [Problem(str(store), what, PUT_BACK)])
     problems += _state_problems(saved, hashes)
-    slots = sorted(trials_with_slots(saved.state_dir)) if _owns_slots(saved) else []
+    slots = sorted(states.trials_with_slots(saved.state_dir)) if _owns_slots(saved) else []
     problems += _slot_problems(saved, slots)
     problems += _find_strays(saved, files)
     data, data_problems = _check_data(saved)
@@ -287,7 +280,7 @@ def _explain_bad_state(path: Path, recorded: str) -> str | None:
 def _slot_problems(saved: SavedRun, numbers: Iterable[int]) -> Iterator[Problem]:
     """Compare the slots of open trials with their seals."""
     for number in numbers:
-        damage = slot_damage(saved.state_dir, number)
+        damage = states.slot_damage(saved.state_dir, number)
         if damage is not None:
             file, what = damage
             advice = "resume the run: the trial continues from its last finished epoch"
@@ -299,7 +292,7 @@ def _owns_slots(saved: SavedRun) -> bool:
     if saved.state_dir == saved.path / "states":
         return True
     try:  # it may be empty, for example after a reboot
-        claimed = read_claimant(saved.state_dir)
+        claimed = states.read_claimant(saved.state_dir)
     except (OSError, CorruptDataError):
         return False
     return bool(claimed == saved.meta["id"])
@@ -326,9 +319,9 @@ def _find_missing_states(saved: SavedRun, record: TrialRecord) -> Iterator[Probl
 
 def _find_strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
     """Find files in the run's folders that no row names and no open trial needs."""
-    states, state_dir = saved.path / "states", saved.state_dir
-    if state_dir != states and _owns_slots(saved):
-        files = files + [path for path in _list_files(state_dir) if path.name != CLAIM]
+    epoch_dir, state_dir = saved.path / "states", saved.state_dir
+    if state_dir != epoch_dir and _owns_slots(saved):
+        files = files + [path for path in _list_files(state_dir) if path.name != states.CLAIM]
     named = {e.state_file for record in saved.records for e in record.epochs}
     by_number = {record.number: record for record in saved.records}
     status = saved.meta["status"]
@@ -338,13 +331,13 @@ def _find_strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
         return number in by_number or status == "running"
 
     def is_needed(path: Path) -> bool:
-        if path.parent == states and path.name in named:
+        if path.parent == epoch_dir and path.name in named:
             return True
         if log := LOG_FILE.fullmatch(path.name):
             return is_known(int(log[1]))
-        if path.name.startswith(HELD):
+        if path.name.startswith(states.HELD):
             return bool(status == "running")  # it may be uploaded now
-        state = state_file(path)
+        state = states.state_file(path)
         if state is None:
             return False
         record = by_number.get(state.trial)

@@ -163,9 +163,8 @@ def sweep_states(run: Path, state_dir: Path) -> list[str]:
     with reader(run) as connection:
         sql = "SELECT state_file FROM epochs WHERE state_file IS NOT NULL"
         named = {name for (name,) in connection.execute(sql)}
-        ended = ", ".join("?" * len(ENDED))
-        sql = f"SELECT number, resumable = 1 OR status NOT IN ({ended}) FROM trials"
-        is_open = {number: bool(open) for number, open in connection.execute(sql, ENDED)}
+        sql = f"SELECT number, resumable = 1 OR status NOT IN {ENDED} FROM trials"
+        is_open = {number: bool(open) for number, open in connection.execute(sql)}
     return remove_unneeded(run / "states", state_dir, named, is_open)
 
 

@@ -240,8 +240,7 @@ _OPTIONAL_COUNT = "(typeof({0}) NOT IN ('integer', 'null') OR {0} < 0)"
 _WHOLE = "typeof({0}) != 'integer'"
 _NUMBER = "typeof({0}) NOT IN ('real', 'integer')"
 _OPTIONAL_NUMBER = "typeof({0}) NOT IN ('real', 'integer', 'null')"
-_STATUSES = ", ".join(f"'{status}'" for status in get_args(Status))
-_STATUS = f"({{0}} IS NULL OR {{0}} NOT IN ({_STATUSES}))"
+_STATUS = f"({{0}} IS NULL OR {{0}} NOT IN {get_args(Status)})"
 _FILE = (
     "(typeof({0}) NOT IN ('text', 'null') OR {0} IN ('', '.', '..') OR instr({0}, '/') > 0 "
     "OR instr({0}, char(0)) > 0)"
