@@ -77,17 +77,6 @@ class EpochRecord:
 
 
 @dataclass(slots=True)
-class _BestSoFar:
-    """The best epoch among the first `seen` epochs."""
-
-    metric: str = ""
-    mode: str = ""
-    seen: int = 0
-    record: EpochRecord | None = None
-    value: float = math.inf
-
-
-@dataclass(slots=True)
 class TrialRecord:
     """A trial as the store keeps it."""
 
@@ -113,7 +102,10 @@ class TrialRecord:
     """The index of this fold in its configuration; None without folds."""
     folds: tuple[TrialRecord, ...] = ()
     """In a configuration with folds: the trials of its folds."""
-    _best: _BestSoFar = field(default_factory=_BestSoFar, init=False, repr=False, compare=False)
+    _best: tuple[str, str, int, EpochRecord | None, float] = field(
+        default=("", "", 0, None, math.inf), init=False, repr=False, compare=False
+    )
+    """For a metric and mode: how many epochs were compared, the best one, and its score."""
 
     @property
     def is_open(self) -> bool:
@@ -150,15 +142,15 @@ class TrialRecord:
 
     def _best_record(self, metric: str, mode: str) -> EpochRecord | None:
         """Return the best epoch; compare each epoch only once, because displays ask often."""
-        best = self._best
-        if (best.metric, best.mode) != (metric, mode):
-            best = self._best = _BestSoFar(metric, mode)
-        for record in self.epochs[best.seen :]:
+        its_metric, its_mode, seen, best, least = self._best
+        if (its_metric, its_mode) != (metric, mode):
+            seen, best, least = 0, None, math.inf
+        for record in self.epochs[seen:]:
             value = score(record.metrics, metric, mode)
-            if value is not None and (best.record is None or value < best.value):
-                best.record, best.value = record, value
-        best.seen = len(self.epochs)
-        return best.record
+            if value is not None and value < least:
+                best, least = record, value
+        self._best = metric, mode, len(self.epochs), best, least
+        return best
 
 
 def copy_record(record: TrialRecord) -> TrialRecord:
