@@ -115,11 +115,12 @@ def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verif
     slots = sorted(states.trials_with_slots(saved.state_dir)) if _owns_slots(saved) else []
     problems += _slot_problems(saved, slots)
     problems += _find_strays(saved, files)
-    data, data_problems = _check_data(saved)
+    data: list[Path] = []
+    problems += _data_problems(saved, data)
     epochs = [epoch for record in saved.records for epoch in record.epochs]
     return Verification(
         path,
-        problems=list(dict.fromkeys([*problems, *data_problems])),
+        problems=list(dict.fromkeys(problems)),
         trials=len(saved.records),
         epochs=len(epochs),
         states=sum(epoch.state_file is not None for epoch in epochs),
@@ -350,11 +351,10 @@ def _find_strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
             yield Problem(str(path), "nothing in the run names this file", "delete it")
 
 
-def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
-    """Compare the run's datasets with their manifests and with the run's record."""
-    problems: list[Problem] = []
-    paths: list[Path] = []
+def _data_problems(saved: SavedRun, paths: list[Path]) -> Iterator[Problem]:
+    """Compare the datasets with their manifests and the run's record; add those read to `paths`."""
     gone: set[Path] = set()
+    restore = "restore the dataset of the run"
     for name in ("data", "validation"):
         spec: Any = saved.meta[name]
         if spec is None:
@@ -366,8 +366,7 @@ def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
                     paths.append(data.path)
                     data.verify()
             except (CerebroError, OSError) as error:
-                what = f"the run's {name} cannot be used ({error})"
-                problems.append(Problem(spec["path"], what, "restore the dataset of the run"))
+                yield Problem(spec["path"], f"the run's {name} cannot be used ({error})", restore)
             continue
         path = Path(spec["path"])
         if path in gone:
@@ -375,22 +374,20 @@ def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
         if not path.exists():
             gone.add(path)
             advice = f"move it back, or give its new path as {name}= when you resume the run"
-            problems.append(Problem(str(path / MANIFEST), "no dataset is there any more", advice))
+            yield Problem(str(path / MANIFEST), "no dataset is there any more", advice)
             continue
         if path not in paths:
             paths.append(path)
             advice = "write the data again, or restore a copy"
-            problems += [Problem(str(d.path), d.what, advice) for d in find_damage(path)]
+            yield from (Problem(str(d.path), d.what, advice) for d in find_damage(path))
         try:
             Dataset.from_spec(spec)
         except CerebroError as error:
             title = "validation data" if name == "validation" else name
-            what = f"the run's {title} has changed ({error})"
-            problems.append(Problem(str(path), what, "restore the dataset of the run"))
+            yield Problem(str(path), f"the run's {title} has changed ({error})", restore)
     try:
         if paths:
             saved.folds()
     except CerebroError as error:
         what = f"the run's folds do not fit its data ({error})"
-        problems.append(Problem(str(saved.folder / FILE), what, "restore a copy of it"))
-    return paths, problems
+        yield Problem(str(saved.folder / FILE), what, "restore a copy of it")
