@@ -261,19 +261,12 @@ def _parse_validation(text: str) -> Any:
 def resume(options: argparse.Namespace) -> int:
     import cerebro
 
-    shown: Any = parse_progress(options.progress)
+    names = ("data", "validation", "epochs", "trials", "workers")
+    settings: dict[str, Any] = {name: getattr(options, name) for name in names}
+    settings["progress"] = parse_progress(options.progress)
     try:
         with use_arguments(arguments_of(options.run, options.build)):
-            result = cerebro.resume(
-                options.run,
-                build_of(options.build),
-                data=options.data,
-                validation=options.validation,
-                epochs=options.epochs,
-                trials=options.trials,
-                workers=options.workers,
-                progress=shown,
-            )
+            result = cerebro.resume(options.run, build_of(options.build), **settings)
     except KeyboardInterrupt as error:
         return report_interrupt(error)
     return show_result(result)

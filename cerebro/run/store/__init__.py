@@ -31,7 +31,6 @@ from cerebro.run.store.reading import read_unit_seconds as read_unit_seconds
 from cerebro.run.store.reading import reader as reader
 from cerebro.run.store.schema import FILE as FILE
 from cerebro.run.store.schema import PARTS as PARTS
-from cerebro.run.store.schema import SCHEMA_VERSION as SCHEMA_VERSION
 from cerebro.run.store.schema import OtherVersionError as OtherVersionError
 from cerebro.run.store.schema import decode as decode
 from cerebro.run.store.schema import default_run_path as default_run_path
