@@ -13,7 +13,7 @@ import math
 import os
 import sqlite3
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -103,8 +103,8 @@ def check_whole_store(folder: Path) -> None:
 
 def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:
     check_rows(connection, "meta")
-    rows: Iterable[sqlite3.Row] = connection.execute("SELECT key, value FROM meta")
-    return {row["key"]: decode(row["value"]) for row in rows}
+    rows = connection.execute("SELECT key, value FROM meta")
+    return {key: decode(value) for key, value in rows}
 
 
 def read_trials(

@@ -381,7 +381,7 @@ class Store:
         """
         file = store_of(folder)
         try:
-            with contextlib.closing(connect(file, "mode=rw", isolation_level=None)) as connection:
+            with contextlib.closing(connect(file, "mode=rw")) as connection:
                 connection.execute("PRAGMA synchronous = FULL")
                 check_version(connection, file)
         except sqlite3.OperationalError as error:
