@@ -30,7 +30,7 @@ from cerebro.machine.environment import version
 from cerebro.machine.imports import describe_shadows, find_raising_line, import_extra
 from cerebro.machine.signals import INTERRUPTED, READER_LEFT
 
-ADD = (
+ADDERS = (
     demo.add,
     shard.add,
     run.add,
@@ -131,7 +131,7 @@ def make_parser(program: str = "python -m cerebro") -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"cerebro {version()}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    for add in ADD:
+    for add in ADDERS:
         add(commands)
     completion = new_command(
         commands, "completion", _complete, "print a script that completes commands in a shell"

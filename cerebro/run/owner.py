@@ -348,17 +348,17 @@ def _no_locks_error(folder: Path) -> NoLocksError:
 def _is_locked(fd: int, folder: Path) -> bool:
     """Return whether another process has the lock, without taking it; may raise NoLocksError."""
     # struct flock, of type F_WRLCK, from 0 to the end.
-    layout, wanted, place = "hhqqi", (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0), 0
+    layout, lock, type_at = "hhqqi", (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0), 0
     if sys.platform == "darwin":
-        layout, wanted, place = "qqihh", (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET), 3
+        layout, lock, type_at = "qqihh", (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET), 3
     try:
-        request = struct.pack(layout, *wanted)
+        request = struct.pack(layout, *lock)
         answer = struct.unpack(layout, fcntl.fcntl(fd, fcntl.F_GETLK, request))
     except OSError as error:
         if error.errno in _NO_LOCKS:
             raise _no_locks_error(folder) from error
         raise
-    return bool(answer[place] != fcntl.F_UNLCK)
+    return bool(answer[type_at] != fcntl.F_UNLCK)
 
 
 def _read_process(fd: int) -> Process | None:
