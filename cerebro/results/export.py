@@ -113,9 +113,6 @@ def export(path: str | os.PathLike[str], format: str, kept: Kept) -> Path:
     return target
 
 
-# --- safetensors --------------------------------------------------------------
-
-
 def _write_safetensors(kept: Kept, target: Path) -> None:
     if kept.kind in (TORCH, KERAS):
         net = kept.net()
@@ -161,9 +158,6 @@ def _net_file(packed: Any, net: Mapping[str, Any]) -> bytes:
     return b"".join([len(text).to_bytes(8, "little"), text, *parts])
 
 
-# --- torch --------------------------------------------------------------------
-
-
 def _write_torch(kept: Kept, target: Path) -> None:
     if kept.kind == JAX:
         raise InputError("format 'torch' cannot hold JAX arrays: use format='safetensors'")
@@ -195,9 +189,6 @@ def _find_foreign(value: Any, path: str) -> tuple[str, str] | None:
         return path, f"{type(value).__module__}.{type(value).__qualname__}"
     rejected = (_find_foreign(part, f"{path}/{key}") for key, part in parts)
     return next((item for item in rejected if item is not None), None)
-
-
-# --- ONNX ---------------------------------------------------------------------
 
 
 def _write_onnx(kept: Kept, target: Path) -> None:

@@ -133,9 +133,6 @@ def _list_files(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-# --- the store ---------------------------------------------------------------
-
-
 def _store_problems(path: Path) -> Iterator[Problem]:
     """Find damage that SQLite reports, and rows whose related rows are missing."""
     store = path / FILE
@@ -237,9 +234,6 @@ def _explain_wrong_unit(step: int, part: int, order: list[int], per_epoch: int) 
     if step < len(order) and part != order[step]:
         return f"unit {step} was on part {part}, out of turn"
     return None
-
-
-# --- files -------------------------------------------------------------------
 
 
 def _state_problems(
