@@ -185,7 +185,16 @@ def demonstrate(options: argparse.Namespace, epochs: int) -> int:
     say(f"\nOn the {len(test)} rows that no trial saw: accuracy {outcome['accuracy']:.4f}")
     drawn = draw(result)
     say(f"\nThe run is in {result.path}" + (f", with {' and '.join(drawn)}" if drawn else ""))
-    say(f"\n{lines_to_open(result.path)}")
+    path = str(result.path)
+    say(
+        "\nTo open it again, in Python:\n\n"
+        "  import cerebro\n"
+        f"  result = cerebro.open({path!r})\n"
+        "  net = result.best.load().net        # the trained network, an ordinary nn.Module\n\n"
+        "or from here:\n\n"
+        f"  python -m cerebro show {shlex.quote(path)}\n"
+        f"  python -m cerebro replay {shlex.quote(path)} --trial 0"
+    )
     return 0
 
 
@@ -196,16 +205,3 @@ def draw(result: Any) -> list[str]:
     for kind in ("curves", "gantt"):
         result.plot(kind=kind).savefig(Path(result.path) / f"{kind}.png")
     return ["curves.png", "gantt.png"]
-
-
-def lines_to_open(path: str | Path) -> str:
-    """Return text with Python lines and commands for the next steps."""
-    return (
-        "To open it again, in Python:\n\n"
-        "  import cerebro\n"
-        f"  result = cerebro.open({str(path)!r})\n"
-        "  net = result.best.load().net        # the trained network, an ordinary nn.Module\n\n"
-        "or from here:\n\n"
-        f"  python -m cerebro show {shlex.quote(str(path))}\n"
-        f"  python -m cerebro replay {shlex.quote(str(path))} --trial 0"
-    )

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cerebro
 from cerebro.cli.options import (
     arguments_of,
     build_of,
@@ -93,8 +94,6 @@ def _add_what_to_draw(parser: argparse.ArgumentParser) -> None:
 
 
 def plot(options: argparse.Namespace) -> int:
-    import cerebro
-
     result = cerebro.open(options.run)
     if options.out is not None and Path(options.out).suffix == ".html":
         kinds = KINDS if options.kind is None else (options.kind,)
@@ -105,8 +104,6 @@ def plot(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    import cerebro
-
     print(_write_page(cerebro.open(options.run), options, () if options.no_plots else KINDS))
     return 0
 
@@ -214,8 +211,6 @@ def _parse_epoch(text: str) -> str | int:
 
 
 def export(options: argparse.Namespace) -> int:
-    import cerebro
-
     result = cerebro.open(options.run)
     trial = result.best if options.trial is None else trial_of(result, options.trial)
     name = f"{trial.number}" if options.fold is None else f"{trial.number}-fold-{options.fold}"

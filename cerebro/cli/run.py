@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import cerebro
 from cerebro.cli.options import (
     arguments_of,
     build_of,
@@ -154,8 +155,6 @@ def _add_settings(parser: argparse.ArgumentParser, counts: Iterable[str]) -> Non
 
 
 def run(options: argparse.Namespace) -> int:
-    import cerebro
-
     with use_arguments([options.file]):
         module = _read_search_file(options.file, ("build", "space", "data"), "run")
         settings = _merge_settings(module, options)
@@ -170,8 +169,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def plan(options: argparse.Namespace) -> int:
-    import cerebro
-
     with use_arguments([options.file]):
         module = _read_search_file(options.file, ("space", "data"), "plan")
         settings = _merge_settings(module, options)
@@ -209,8 +206,6 @@ def _read_search_file(name: str, sought: Sequence[str], command: str) -> ModuleT
 
 def _open_data(module: ModuleType) -> Any:
     """Return the file's data; if the data is a folder, open it."""
-    import cerebro
-
     data = module.data
     return cerebro.Dataset(os.fspath(data)) if isinstance(data, (str, os.PathLike)) else data
 
@@ -228,8 +223,12 @@ def _merge_settings(module: ModuleType, options: argparse.Namespace) -> dict[str
     for name, value in vars(options).items():
         if name not in ("command", "file", "progress", "json") and value is not None:
             settings[name] = value
-    if isinstance(settings.get("validation"), str):
-        settings["validation"] = _parse_validation(settings["validation"])
+    held_out = settings.get("validation")
+    if isinstance(held_out, str):
+        try:
+            settings["validation"] = float(held_out)
+        except ValueError:
+            settings["validation"] = cerebro.Dataset(held_out)
     if "epochs" not in settings:
         raise InputError(
             f"epochs is missing: give --epochs, or settings = dict(epochs=...) in {file}"
@@ -249,18 +248,7 @@ def _refuse_unknown(settings: dict[Any, Any], file: str) -> None:
             raise InputError(f"{file}: settings has {name!r}, which search does not take: {hint}")
 
 
-def _parse_validation(text: str) -> Any:
-    import cerebro
-
-    try:
-        return float(text)
-    except ValueError:
-        return cerebro.Dataset(text)
-
-
 def resume(options: argparse.Namespace) -> int:
-    import cerebro
-
     names = ("data", "validation", "epochs", "trials", "workers")
     settings: dict[str, Any] = {name: getattr(options, name) for name in names}
     settings["progress"] = parse_progress(options.progress)
@@ -273,8 +261,6 @@ def resume(options: argparse.Namespace) -> int:
 
 
 def replay(options: argparse.Namespace) -> int:
-    import cerebro
-
     with use_arguments(arguments_of(options.run, options.build)):
         build = build_of(options.build)
         outcome = cerebro.replay(

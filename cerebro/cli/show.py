@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import cerebro
 from cerebro.cli.options import (
     complain,
     json_option,
@@ -68,7 +69,6 @@ def add_verify(commands: Any) -> None:
 
 
 def show(options: argparse.Namespace) -> int:
-    import cerebro
     from cerebro.report import summary
 
     result = cerebro.open(options.run)
@@ -102,8 +102,6 @@ def list_runs(options: argparse.Namespace) -> int:
 
 def _describe_run(path: Path) -> dict[str, Any]:
     """Describe a run; if it cannot be read, its status is the error."""
-    import cerebro
-
     row: dict[str, Any] = {"path": path, "started": 0.0, "trials": None, "best": None}
     try:
         result = cerebro.open(path)
@@ -135,8 +133,6 @@ def _make_run_cells(row: dict[str, Any]) -> list[str]:
 
 
 def show_logs(options: argparse.Namespace) -> int:
-    import cerebro
-
     result = cerebro.open(options.run)
     shown: dict[int, int] = {}
     _print_new(result, options.trial, shown)
@@ -162,7 +158,6 @@ def _print_new(result: Any, number: int | None, shown: dict[int, int]) -> None:
 
 
 def compare(options: argparse.Namespace) -> int:
-    import cerebro
     from cerebro.report import summary
 
     results = [cerebro.open(path) for path in (options.first, *options.others)]
@@ -295,7 +290,6 @@ def _verify_run(path: Path, as_json: bool) -> int:
 
 def _verify_data(place: Path | str, as_json: bool) -> int:
     """Check a dataset; if it is in object storage, first copy what is missing here."""
-    import cerebro
     from cerebro.data.shards import find_damage
 
     data = None if isinstance(place, Path) else cerebro.Dataset(place)

@@ -381,7 +381,9 @@ def save(
         model, data = kept.model_and_data
         form, inputs = LOAD_WEIGHTS, list(data.columns)
         if kind == SKLEARN:
-            form, inputs = _write_estimator(model, draft)
+            joblib = import_extra("joblib", "sklearn", "saving an estimator needs joblib")
+            joblib.dump(model.estimator, draft / "model.joblib")
+            form, inputs = LOAD_SKLEARN, model.inputs
         else:
             export(draft / "weights.safetensors", "safetensors", kept)
             if kind == TORCH:
@@ -438,12 +440,6 @@ def _hide_graph() -> Iterator[None]:
     finally:
         text = printed.getvalue()
         sys.stderr.write(text if graph is None else text.replace(f"{graph}\n", ""))
-
-
-def _write_estimator(model: Any, folder: Path) -> tuple[str, list[str]]:
-    joblib = import_extra("joblib", "sklearn", "saving an estimator needs joblib")
-    joblib.dump(model.estimator, folder / "model.joblib")
-    return LOAD_SKLEARN, model.inputs
 
 
 def _read_source(build: Callable[..., Any]) -> str:

@@ -305,10 +305,6 @@ class Group:
     states: int = 0
     state_bytes: int = 0
 
-    @property
-    def can_wait(self) -> bool:
-        return all(add is Transaction.add_unit for add, _ in self.rows)  # only rows of units
-
 
 Item = Group | threading.Event | None
 """Rows, an event to set once all rows before it are durable, or None at the end."""
@@ -500,7 +496,8 @@ class Store:
 
     def _enqueue(self, item: Item) -> None:
         self._queue.put(item)
-        if not (isinstance(item, Group) and item.can_wait):
+        can_wait = isinstance(item, Group) and all(f is Transaction.add_unit for f, _ in item.rows)
+        if not can_wait:
             self._is_urgent.set()
 
     def _check(self) -> None:
