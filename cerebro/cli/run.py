@@ -271,9 +271,7 @@ def replay(options: argparse.Namespace) -> int:
 
 
 def send_command(options: argparse.Namespace) -> int:
-    import cerebro.control as control
-
-    control.send(options.run, control.Command(options.verb, options.trial))
+    cerebro.control.send(options.run, cerebro.control.Command(options.verb, options.trial))
     what = "the run" if options.trial is None else f"trial {options.trial}"
     happens = {
         "stop": f"{what} stops; what it has trained is kept",

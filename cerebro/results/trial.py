@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from cerebro.arguments import check_whole_number
 from cerebro.errors import InputError, shorten_tracebacks
+from cerebro.report import format as fmt
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, Status, TrialRecord, strip_study
 
@@ -494,8 +495,6 @@ class Trial:
         return record
 
     def __repr__(self) -> str:
-        from cerebro.report import format as fmt
-
         shown = self.metrics.get(self.saved.metric)
         value = "" if shown is None else f", {self.saved.metric}={fmt.metric(shown)}"
         folds = f", {len(self.record.folds)} folds" if self.record.folds else ""
