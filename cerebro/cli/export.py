@@ -28,7 +28,6 @@ from cerebro.report import format as fmt
 
 if TYPE_CHECKING:
     from cerebro.data.manifest import Column
-    from cerebro.report.page import About
     from cerebro.results.saved_run import SavedRun
 
 KINDS = ("curves", "gantt", "parallel", "importance", "slice")
@@ -128,9 +127,9 @@ def _write_plot(result: Any, options: argparse.Namespace) -> Path:
 
 
 def _write_page(result: Any, options: argparse.Namespace, kinds: Sequence[str]) -> Path:
-    from cerebro.report.page import render_page
+    from cerebro.report.page import About, render_page
 
-    about = _describe_run(result.saved)
+    about = About(**_describe_run(result.saved))
     page = render_page(result, about, kinds=kinds, metric=options.metric, trials=options.trials)
     out = Path(options.out) if options.out else Path(result.path) / "report.html"
     if not options.out:
@@ -139,10 +138,8 @@ def _write_page(result: Any, options: argparse.Namespace, kinds: Sequence[str]) 
     return out
 
 
-def _describe_run(saved: SavedRun) -> About:
+def _describe_run(saved: SavedRun) -> dict[str, Any]:
     """Describe a run for its page; if its data has moved, only by the run's record of it."""
-    from cerebro.report.page import About
-
     meta, settings = saved.meta, saved.settings
     data = [("Training data", _describe_data(saved, "data"))]
     if meta["validation"] is not None:
@@ -156,14 +153,14 @@ def _describe_run(saved: SavedRun) -> About:
     described = [(name.strip(), text.strip()) for name, _, text in parts]
     if not described and written:
         described = [("as it was written", written)]
-    return About(
-        started=_as_time(meta.get("started")),
-        ended=_as_time(meta.get("ended")),
-        data=data,
-        space=described,
-        settings=settings,
-        environment=saved.environment,
-    )
+    return {
+        "started": _as_time(meta.get("started")),
+        "ended": _as_time(meta.get("ended")),
+        "data": data,
+        "space": described,
+        "settings": settings,
+        "environment": saved.environment,
+    }
 
 
 def _as_time(value: Any) -> float | None:
