@@ -54,7 +54,11 @@ def main(options: argparse.Namespace) -> int:
     from cerebro.machine.signals import raise_on_sigterm
 
     with raise_on_sigterm():
-        device = _parse_device(options.device)
+        try:
+            (device,) = name_devices(options.device)
+        except InputError:
+            text = f"--device {options.device}: give auto, cpu, cuda, or a GPU such as cuda:1"
+            raise InputError(text) from None
         if options.stdin:  # started by an engine, which holds the other end of the pipe
             line = io.FileIO(sys.stdin.fileno(), closefd=False).readline()  # and nothing after it
             return agent.main(keys.Ticket.from_json(line.decode()), options.patience, 0, device)
@@ -74,17 +78,6 @@ def main(options: argparse.Namespace) -> int:
         if options.again:
             return {agent.ENDED: AGAIN, agent.UNHEARD: agent.ENDED}.get(status, status)
         return status
-
-
-def _parse_device(text: str) -> str:
-    """Return the name of the agent's device; raise InputError if it is not a device."""
-    try:
-        (name,) = name_devices(text)
-    except InputError:
-        raise InputError(
-            f"--device {text}: give auto, cpu, cuda, or a GPU such as cuda:1"
-        ) from None
-    return name
 
 
 def _warn_if_unknown(host: str, port: int, patience: float) -> None:

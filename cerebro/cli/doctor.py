@@ -151,7 +151,11 @@ def _describe_gpus() -> list[tuple[str, str]]:
     rows = [("gpu", _describe_gpu(i, about)) for i, about in enumerate(devices)]
     versions = [cuda.version_text(runtime[name]) for name in ("version", "driver")]
     rows.append(("cuda", f"runtime {versions[0]} ({runtime['path']}), driver for {versions[1]}"))
-    rows.append(("mps", _describe_mps(devices)))
+    mps = "running: workers of one device compute at the same time"
+    if not (any(about["mps"] for about in devices) or cuda.is_mps_running()):
+        mps = "not running: with workers_per_device above 1, workers take turns; "
+        mps += "nvidia-cuda-mps-control -d starts it"
+    rows.append(("mps", mps))
     rows.append(("cudnn", _describe_cudnn(runtime["version"])))
     return rows
 
@@ -178,15 +182,6 @@ def _describe_gpu(index: int, about: Mapping[str, Any]) -> str:
     if device.unpinned is not None:
         text += f"; no pinned host memory ({device.unpinned}): copies are slower"
     return text
-
-
-def _describe_mps(devices: Sequence[Mapping[str, Any]]) -> str:
-    if any(about["mps"] for about in devices) or cuda.is_mps_running():
-        return "running: workers of one device compute at the same time"
-    return (
-        "not running: with workers_per_device above 1, workers take turns; "
-        "nvidia-cuda-mps-control -d starts it"
-    )
 
 
 def _describe_cudnn(runtime: int) -> str:

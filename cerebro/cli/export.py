@@ -153,18 +153,14 @@ def _describe_run(saved: SavedRun) -> dict[str, Any]:
     described = [(name.strip(), text.strip()) for name, _, text in parts]
     if not described and written:
         described = [("as it was written", written)]
+    times = {n: meta[n] for n in ("started", "ended") if isinstance(meta.get(n), (int, float))}
     return {
-        "started": _as_time(meta.get("started")),
-        "ended": _as_time(meta.get("ended")),
+        **times,
         "data": data,
         "space": described,
         "settings": settings,
         "environment": saved.environment,
     }
-
-
-def _as_time(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) else None
 
 
 def _describe_data(saved: SavedRun, name: str) -> Mapping[str, Any]:

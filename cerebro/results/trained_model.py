@@ -93,7 +93,10 @@ class TrainedModel:
             fold=self._record.fold,
             device=device,
         )
-        with generators.reserve_generators(_torch_imported()), settings_of_run(context.libraries):
+        with (
+            generators.reserve_generators("torch" in sys.modules),
+            settings_of_run(context.libraries),
+        ):
 
             def build_live() -> models.LiveModel:
                 parts = models.build_model(context, number, config, info)
@@ -170,7 +173,7 @@ class TrainedModel:
 
             def run_evaluation(*, strict: bool) -> dict[str, float]:
                 with (
-                    generators.reserve_generators(_torch_imported(), seed),
+                    generators.reserve_generators("torch" in sys.modules, seed),
                     exactness.compute_on(device, strict=strict),
                 ):
                     loader.begin(mix_in_order(target), 0)
@@ -191,7 +194,7 @@ class TrainedModel:
             data = Dataset(data)
         live = self.load(epoch, build)
         with (
-            generators.reserve_generators(_torch_imported()),
+            generators.reserve_generators("torch" in sys.modules),
             settings_of_run(live.libraries),
             contextlib.ExitStack() as rows,
         ):
@@ -226,10 +229,6 @@ class TrainedModel:
         if unfit and inputs is not None:
             raise InputError(next(iter(unfit.values())))
         return unfit
-
-
-def _torch_imported() -> bool:
-    return "torch" in sys.modules
 
 
 def _predict(model: Any, data: Any, batch_size: int, unfit: Mapping[str, str]) -> Any:

@@ -449,10 +449,9 @@ class Trial:
     def _select_epoch(self) -> EpochRecord | None:
         """Return the epoch that ranks the trial or, for a fold, its configuration; or None."""
         by = self.saved.ranked_by
-        if self._whole is not None:
-            whole = self._whole.selected(by)
-            if whole is not None:
-                return self.record.epochs[whole.epoch - self.record.first_epoch]
+        whole = None if self._whole is None else self._whole.selected(by)
+        if whole is not None:
+            return self.record.epochs[whole.epoch - self.record.first_epoch]
         return self.record.selected(by)
 
     def _fold(self, fold: int) -> Trial:
