@@ -287,10 +287,9 @@ def _owns_slots(saved: SavedRun) -> bool:
     if saved.state_dir == saved.path / "states":
         return True
     try:  # it may be empty, for example after a reboot
-        claimed = states.read_claimant(saved.state_dir)
+        return bool(states.read_claimant(saved.state_dir) == saved.meta["id"])
     except (OSError, CorruptDataError):
         return False
-    return bool(claimed == saved.meta["id"])
 
 
 def _find_missing_states(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:

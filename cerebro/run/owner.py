@@ -53,18 +53,19 @@ class Beacon:
     """The mark of one run; see the module's docstring. Raises `Taken` if another process has it."""
 
     def __init__(self, folder: Path, key: Key) -> None:
-        self._open: list[socket.socket | int] = []
+        self._open = contextlib.ExitStack()
+        self._mark: socket.socket | None = None
         if sys.platform != "linux":
             return
         mark = None
         try:
             # While the folder is open, no new folder gets its inode.
-            self._open.append(os.open(folder, os.O_PATH | os.O_CLOEXEC))
+            self._open.callback(os.close, os.open(folder, os.O_PATH | os.O_CLOEXEC))
             mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             mark.bind(_socket_name(key))
             mark.listen(_WAITING)
             mark.setblocking(False)
-            self._open.append(mark)
+            self._mark = self._open.enter_context(mark)
         except OSError as error:
             if mark is not None:
                 mark.close()
@@ -75,19 +76,13 @@ class Beacon:
 
     def answer(self) -> None:
         """Release the processes that have asked for the owner's number."""
-        for mark in self._open:
-            with contextlib.suppress(OSError):
-                while not isinstance(mark, int):
-                    mark.accept()[0].close()
+        with contextlib.suppress(OSError):
+            while self._mark is not None:
+                self._mark.accept()[0].close()
 
     def close(self) -> None:
         """Remove the mark, or this fork's copy of it."""
-        while self._open:
-            mark = self._open.pop()
-            if isinstance(mark, int):
-                os.close(mark)
-            else:
-                mark.close()
+        self._open.close()
 
 
 def find_holder(key: Key) -> int | None:
