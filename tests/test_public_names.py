@@ -121,6 +121,7 @@ def test_the_demo_starts_its_workers_before_it_imports_the_rest() -> None:
     program = (
         LOCATED
         + """
+import argparse
 from cerebro.cli import demo
 class Started(BaseException):
     pass
@@ -130,7 +131,7 @@ demo.choose_devices = lambda devices: ("cpu",)
 demo.environment.is_importable = lambda name: True
 demo.warm_workers.start_early = start_early
 try:
-    demo.demonstrate(workers=2)
+    demo.demonstrate(argparse.Namespace(devices="cpu", workers=2), 1)
 except Started as started:
     rest = {"cerebro.api.search", "cerebro.data", "cerebro.searchers", "cerebro.report.summary"}
     print(json.dumps([started.args, sorted(rest & sys.modules.keys())]))

@@ -5,7 +5,7 @@ fix it; 130 on Ctrl-C and 143 on SIGTERM, after printing the command that resume
 the reader of the output leaves, as in ``cerebro show | head``, unless the command trains.
 ``--traceback``, or ``CEREBRO_TRACEBACK=1`` in the environment, shows the origin of an error.
 
-In every module, ``add`` adds one or more commands with their options to the parser. A command is a
+Functions that begin with ``add`` add commands with their options to the parser. A command is a
 function that returns the exit status. It imports the other modules that it needs, so that mistakes
 in the arguments are reported without delay.
 """
@@ -23,28 +23,27 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import cerebro.errors as errors
-from cerebro.cli import (
-    agent,
-    compare,
-    control,
-    demo,
-    doctor,
-    export,
-    plot,
-    resume,
-    run,
-    shard,
-    show,
-    verify,
-)
+from cerebro.cli import agent, demo, doctor, export, run, shard, show
 from cerebro.cli.options import complain, drop_lost_output, expand_paths, new_command
 from cerebro.errors import CerebroError, InputError, text_of
+from cerebro.machine.environment import version
 from cerebro.machine.imports import describe_shadows, find_raising_line, import_extra
 from cerebro.machine.signals import INTERRUPTED, READER_LEFT
 
-GROUPS = (demo, shard, run, resume, control, show, compare, plot, verify, export, agent, doctor)
+ADDERS = (
+    demo.add,
+    shard.add,
+    run.add,
+    show.add,
+    export.add_plots,
+    show.add_verify,
+    export.add,
+    agent.add,
+    doctor.add,
+)
+"""What adds the commands, in the order in which ``--help`` lists them."""
 
-TRAINING = (demo.main, run.run, resume.resume, resume.replay)
+TRAINING = (demo.main, run.run, run.resume, run.replay)
 """Commands that train continue if standard output is closed; see `cerebro.cli.options.say`."""
 
 MESSAGE_LIMIT = 2000
@@ -130,10 +129,10 @@ def make_parser(program: str = "python -m cerebro") -> Parser:
         description="Trains many models over one dataset and finds the best.",
         epilog="Add --traceback to any command to see the full traceback of an error.",
     )
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action="version", version=f"cerebro {version()}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    for module in GROUPS:
-        module.add(commands)
+    for add in ADDERS:
+        add(commands)
     completion = new_command(
         commands, "completion", _complete, "print a script that completes commands in a shell"
     )
@@ -159,9 +158,3 @@ def _check_command(parser: Parser, arguments: Sequence[str]) -> None:
         near = difflib.get_close_matches(arguments[0], names, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names)}"
         raise InputError(f"unknown command {arguments[0]!r}: {hint}; see {parser.prog} --help")
-
-
-def _version() -> str:
-    from cerebro.machine import environment
-
-    return f"cerebro {environment.version()}"

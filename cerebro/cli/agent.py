@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import socket
 import sys
@@ -49,48 +50,34 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Be an agent; the exit status is 0 when the search has ended, or as for ``--again``."""
-    from cerebro.cluster import agent
-    from cerebro.cluster.keys import (
-        VARIABLE,
-        Ticket,
-        format_address,
-        parse_address,
-        parse_key,
-        read_key_file,
-    )
+    from cerebro.cluster import agent, keys
     from cerebro.machine.signals import raise_on_sigterm
 
     with raise_on_sigterm():
-        device = _parse_device(options.device)
+        try:
+            (device,) = name_devices(options.device)
+        except InputError:
+            text = f"--device {options.device}: give auto, cpu, cuda, or a GPU such as cuda:1"
+            raise InputError(text) from None
         if options.stdin:  # started by an engine, which holds the other end of the pipe
-            return agent.main(Ticket.from_json(_read_first_line()), options.patience, 0, device)
+            line = io.FileIO(sys.stdin.fileno(), closefd=False).readline()  # and nothing after it
+            return agent.main(keys.Ticket.from_json(line.decode()), options.patience, 0, device)
         if options.connect is None:
             raise InputError("an agent needs --connect HOST:PORT")
-        host, port = parse_address(options.connect, f"--connect {options.connect}")
+        host, port = keys.parse_address(options.connect, f"--connect {options.connect}")
         if options.key is not None:
-            key = read_key_file(Path(options.key))
-        elif VARIABLE in os.environ:
-            key = parse_key(os.environ[VARIABLE], f"${VARIABLE}")
+            key = keys.read_key_file(Path(options.key))
+        elif keys.VARIABLE in os.environ:
+            key = keys.parse_key(os.environ[keys.VARIABLE], f"${keys.VARIABLE}")
         else:
-            raise InputError(f"an agent needs --key FILE, or a key in ${VARIABLE}")
+            raise InputError(f"an agent needs --key FILE, or a key in ${keys.VARIABLE}")
         _warn_if_unknown(host, port, options.patience)
         listen = "::" if ":" in host else "0.0.0.0"  # others connect with the same kind of address
-        ticket = Ticket(format_address(host, port), key, listen=listen)
+        ticket = keys.Ticket(keys.format_address(host, port), key, listen=listen)
         status = agent.main(ticket, options.patience, device=device)
         if options.again:
             return {agent.ENDED: AGAIN, agent.UNHEARD: agent.ENDED}.get(status, status)
         return status
-
-
-def _parse_device(text: str) -> str:
-    """Return the name of the agent's device; raise InputError if it is not a device."""
-    try:
-        (name,) = name_devices(text)
-    except InputError:
-        raise InputError(
-            f"--device {text}: give auto, cpu, cuda, or a GPU such as cuda:1"
-        ) from None
-    return name
 
 
 def _warn_if_unknown(host: str, port: int, patience: float) -> None:
@@ -103,14 +90,3 @@ def _warn_if_unknown(host: str, port: int, patience: float) -> None:
             f"{patience:g} s",
             file=sys.stderr,
         )
-
-
-def _read_first_line() -> str:
-    """Read one line from standard input, and nothing after it."""
-    line = b""
-    while not line.endswith(b"\n"):
-        character = os.read(sys.stdin.fileno(), 1)
-        if not character:
-            break
-        line += character
-    return line.decode()

@@ -47,10 +47,7 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     usual = 2 if options.quick else EPOCHS
-    epochs = usual if options.epochs is None else options.epochs
-    names = ("workers", "devices", "seed", "run", "data")
-    others = {name: getattr(options, name) for name in names}
-    return demonstrate(epochs=epochs, progress=parse_progress(options.progress), **others)
+    return demonstrate(options, usual if options.epochs is None else options.epochs)
 
 
 TRIALS, EPOCHS, SHARDS = 16, 12, 8
@@ -143,31 +140,20 @@ def build(config: dict[str, Any], info: Any) -> Any:
     )
 
 
-def demonstrate(
-    *,
-    epochs: int = EPOCHS,
-    workers: int | None = None,
-    devices: str | list[str] = CPU,
-    seed: int = 0,
-    run: str | None = None,
-    data: str = "data/digits",
-    progress: Any = "auto",
-) -> int:
+def demonstrate(options: argparse.Namespace, epochs: int) -> int:
     """Shard the data, search, and print the results; return the command's exit status."""
-    # Imported here, so that every worker imports this module while it starts.
     if not environment.is_importable("torch"):
         raise InputError(f"the demo needs PyTorch: {install_hint('demo')}")
-    on_cpu = choose_devices(devices) == (CPU,)
+    on_cpu = choose_devices(options.devices) == (CPU,)
     if on_cpu:
         # Workers import PyTorch while this process, which needs PyTorch last, imports the rest of
         # Cerebro and reads the data. So what this module imports delays them.
-        warm_workers.start_early(1, [None] * worker_count(workers, 1), ["torch"])
-    run = run or time.strftime("runs/demo-%Y%m%d-%H%M%S")
-    whole = digits(data)
+        warm_workers.start_early(1, [None] * worker_count(options.workers, 1), ["torch"])
+    whole = digits(options.data)
     pixels = {"x": [cerebro.transforms.Scale(1 / 16)]}  # uint8 to float32, 0 to 1
     train, valid, test = whole.with_transforms(pixels).split(0.7, 0.15, 0.15)
     say(
-        f"{len(whole):,} handwritten digits of {SIDE} x {SIDE} pixels in {data}: "
+        f"{len(whole):,} handwritten digits of {SIDE} x {SIDE} pixels in {options.data}: "
         f"{whole.num_shards} shards, {fmt.size(whole.nbytes)}.\n"
         f"{len(train):,} rows to train on, {len(valid):,} to compare trials by, "
         f"{len(test):,} that no trial sees.\n"
@@ -185,11 +171,11 @@ def demonstrate(
         validation=valid,
         n_trials=TRIALS,
         metric="accuracy",
-        workers=workers,
-        devices=devices,
-        seed=seed,
-        run=run,
-        progress=progress,
+        workers=options.workers,
+        devices=options.devices,
+        seed=options.seed,
+        run=options.run or time.strftime("runs/demo-%Y%m%d-%H%M%S"),
+        progress=parse_progress(options.progress),
     )
     from cerebro.report import summary
 
@@ -199,7 +185,16 @@ def demonstrate(
     say(f"\nOn the {len(test)} rows that no trial saw: accuracy {outcome['accuracy']:.4f}")
     drawn = draw(result)
     say(f"\nThe run is in {result.path}" + (f", with {' and '.join(drawn)}" if drawn else ""))
-    say(f"\n{lines_to_open(result.path)}")
+    path = str(result.path)
+    say(
+        "\nTo open it again, in Python:\n\n"
+        "  import cerebro\n"
+        f"  result = cerebro.open({path!r})\n"
+        "  net = result.best.load().net        # the trained network, an ordinary nn.Module\n\n"
+        "or from here:\n\n"
+        f"  python -m cerebro show {shlex.quote(path)}\n"
+        f"  python -m cerebro replay {shlex.quote(path)} --trial 0"
+    )
     return 0
 
 
@@ -210,16 +205,3 @@ def draw(result: Any) -> list[str]:
     for kind in ("curves", "gantt"):
         result.plot(kind=kind).savefig(Path(result.path) / f"{kind}.png")
     return ["curves.png", "gantt.png"]
-
-
-def lines_to_open(path: str | Path) -> str:
-    """Return text with Python lines and commands for the next steps."""
-    return (
-        "To open it again, in Python:\n\n"
-        "  import cerebro\n"
-        f"  result = cerebro.open({str(path)!r})\n"
-        "  net = result.best.load().net        # the trained network, an ordinary nn.Module\n\n"
-        "or from here:\n\n"
-        f"  python -m cerebro show {shlex.quote(str(path))}\n"
-        f"  python -m cerebro replay {shlex.quote(str(path))} --trial 0"
-    )

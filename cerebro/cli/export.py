@@ -1,27 +1,68 @@
-"""``export``: write a trial's weights, or its network as ONNX, for other programs."""
+"""Write files about a run: ``plot report export``.
+
+``plot`` draws one plot; ``report`` writes an HTML page with all of them; ``export`` writes a
+trial's weights, or its network as ONNX, for other programs.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import cerebro
 from cerebro.cli.options import (
     arguments_of,
     build_of,
     build_option,
     new_command,
     parse_count,
+    parse_numbers,
     trial_of,
     use_arguments,
 )
-from cerebro.errors import InputError
+from cerebro.errors import CorruptDataError, InputError, one_line
+from cerebro.machine.files import check_no_link
+from cerebro.report import format as fmt
 
+if TYPE_CHECKING:
+    from cerebro.data.manifest import Column
+    from cerebro.results.saved_run import SavedRun
+
+KINDS = ("curves", "gantt", "parallel", "importance", "slice")
 ENDINGS = {"safetensors": ".safetensors", "torch": ".pt", "onnx": ".onnx"}
+MAX_CLASSES = 12
+
+
+def add_plots(commands: Any) -> None:
+    parser = new_command(commands, "plot", plot, "draw a plot of a run, or write an HTML page")
+    _add_what_to_draw(parser)
+    parser.add_argument(
+        "--kind", choices=KINDS, help="what to draw (default: curves; in a page, all kinds)"
+    )
+    parser.add_argument("--dark", action="store_true", help="for a dark page (default: light)")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="the file to write: .png, .svg, .pdf, or .html for the page that `report` writes "
+        "(default: KIND.png in the run's folder)",
+    )
+    parser = new_command(commands, "report", report, "write a run as one self-contained HTML page")
+    _add_what_to_draw(parser)
+    parser.add_argument(
+        "--no-plots",
+        "--no-pictures",
+        action="store_true",
+        help="leave out the plots (default: draw all)",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="the file to write (default: report.html in the run's folder)"
+    )
 
 
 def add(commands: Any) -> None:
-    parser = new_command(commands, "export", main, "write a trial's weights into a file")
+    parser = new_command(commands, "export", export, "write a trial's weights into a file")
     parser.add_argument("run", nargs="?", help="the run's folder (the newest under runs)")
     parser.add_argument("--trial", type=parse_count, metavar="N", help="which trial (the best)")
     parser.add_argument(
@@ -41,6 +82,118 @@ def add(commands: Any) -> None:
     build_option(parser)
 
 
+def _add_what_to_draw(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run", nargs="?", help="the run's folder (default: the newest one under runs)"
+    )
+    parser.add_argument("--metric", help="the metric to draw (default: the one that ranks trials)")
+    parser.add_argument(
+        "--trials", type=parse_numbers, metavar="N,N,...", help="draw only these (default: all)"
+    )
+
+
+def plot(options: argparse.Namespace) -> int:
+    result = cerebro.open(options.run)
+    if options.out is not None and Path(options.out).suffix == ".html":
+        kinds = KINDS if options.kind is None else (options.kind,)
+        print(_write_page(result, options, kinds))
+    else:
+        print(_write_plot(result, options))
+    return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    print(_write_page(cerebro.open(options.run), options, () if options.no_plots else KINDS))
+    return 0
+
+
+def _write_plot(result: Any, options: argparse.Namespace) -> Path:
+    from cerebro.report import plots
+
+    kind = options.kind or "curves"
+    out = Path(options.out) if options.out else Path(result.path) / f"{kind}.png"
+    if out.is_dir():
+        raise InputError(f"--out {out} is a folder: give the file to write")
+    if not out.suffix:
+        out = out.with_name(f"{out.name}.png")
+    figure = plots.plot(result, options.metric, trials=options.trials, kind=kind, dark=options.dark)
+    if not options.out:
+        check_no_link(out)  # a run from elsewhere must not choose the file to overwrite
+    try:
+        figure.savefig(out)
+    except ValueError as error:  # matplotlib does not support the extension
+        raise InputError(f"--out {out}: {error}") from error
+    return out
+
+
+def _write_page(result: Any, options: argparse.Namespace, kinds: Sequence[str]) -> Path:
+    from cerebro.report.page import About, render_page
+
+    about = About(**_describe_run(result.saved))
+    page = render_page(result, about, kinds=kinds, metric=options.metric, trials=options.trials)
+    out = Path(options.out) if options.out else Path(result.path) / "report.html"
+    if not options.out:
+        check_no_link(out)  # a run from elsewhere must not choose the file to overwrite
+    out.write_text(page, encoding="utf-8")
+    return out
+
+
+def _describe_run(saved: SavedRun) -> dict[str, Any]:
+    """Describe a run for its page; if its data has moved, only by the run's record of it."""
+    meta, settings = saved.meta, saved.settings
+    data = [("Training data", _describe_data(saved, "data"))]
+    if meta["validation"] is not None:
+        data.append(("Validation data", _describe_data(saved, "validation")))
+    if meta["folds"] is not None:
+        folds = {"number": saved.trials_each, "checksum": meta["folds_checksum"]}
+        data.append(("Folds", folds))
+    written, space = settings.pop("space"), saved.space()
+    lines = [] if space is None else space.describe().splitlines()
+    parts = (line.partition("  ") for line in lines)
+    described = [(name.strip(), text.strip()) for name, _, text in parts]
+    if not described and written:
+        described = [("as it was written", written)]
+    times = {n: meta[n] for n in ("started", "ended") if isinstance(meta.get(n), (int, float))}
+    return {
+        **times,
+        "data": data,
+        "space": described,
+        "settings": settings,
+        "environment": saved.environment,
+    }
+
+
+def _describe_data(saved: SavedRun, name: str) -> Mapping[str, Any]:
+    spec = saved.meta[name]
+    facts: dict[str, Any] = {"name": Path(str(spec["path"])).name, "folder": spec["path"]}
+    try:
+        data = saved.dataset(name)
+    except (InputError, CorruptDataError, OSError) as error:
+        now = one_line(str(error), 200)
+        return facts | {"shards": len(spec["rows"]), "checksum": spec["checksum"], "now": now}
+    facts |= {
+        "rows": f"{len(data):,}",
+        "shards": data.num_shards,
+        "size": fmt.size(data.nbytes),
+        "checksum": spec["checksum"],
+    }
+    for column in data.columns.values():
+        facts[f"column {column.name}"] = _describe_column(column)
+    for column_name, steps in data.transforms.items():
+        facts[f"transforms of {column_name}"] = ", ".join(map(repr, steps))
+    return facts
+
+
+def _describe_column(column: Column) -> str:
+    shape = f" of shape {tuple(column.shape)}" if column.shape else ""
+    ragged = ", rows of different length" if column.ragged else ""
+    if column.classes is None:
+        return f"{column.dtype}{shape}{ragged}"
+    names = ", ".join(column.classes[:MAX_CLASSES])
+    more = f" and {len(column.classes) - MAX_CLASSES} more" if column.classes[MAX_CLASSES:] else ""
+    return f"{column.dtype}{shape}{ragged}; {len(column.classes)} classes: {names}{more}"
+
+
 def _parse_epoch(text: str) -> str | int:
     if text in ("best", "last"):
         return text
@@ -50,9 +203,7 @@ def _parse_epoch(text: str) -> str | int:
         raise argparse.ArgumentTypeError(f"give best, last or a number, not {text!r}") from None
 
 
-def main(options: argparse.Namespace) -> int:
-    import cerebro
-
+def export(options: argparse.Namespace) -> int:
     result = cerebro.open(options.run)
     trial = result.best if options.trial is None else trial_of(result, options.trial)
     name = f"{trial.number}" if options.fold is None else f"{trial.number}-fold-{options.fold}"

@@ -46,7 +46,6 @@ def parse_progress(value: str | None) -> str | bool:
 
 
 def parse_count(text: str) -> int:
-    """Read an integer of at least 0."""
     try:
         value = int(text)
     except ValueError:
@@ -57,7 +56,6 @@ def parse_count(text: str) -> int:
 
 
 def parse_numbers(text: str) -> list[int]:
-    """Read trial numbers, such as ``3,7``."""
     try:
         return [parse_count(part) for part in text.split(",")]
     except argparse.ArgumentTypeError:
@@ -171,19 +169,6 @@ def show_result(result: Any) -> int:
     """Print what a search has found; return the exit status."""
     say(f"\n{result.summary()}\n\nThe run is in {result.path}. To look at it:\n")
     say(f"  python -m cerebro show {shlex.quote(str(result.path))}")
-    return status_of(result)
-
-
-def report_interrupt(error: KeyboardInterrupt) -> int:
-    """Print the error's message: what an interrupted run has kept and how to resume it."""
-    with defer_interrupts(error):
-        text = str(error) or "interrupted before any trial began; nothing was kept"
-        complain(f"\n{text}")
-    return INTERRUPTED
-
-
-def status_of(result: Any) -> int:
-    """Return the exit status of a search that has returned a result."""
     if result.status == "finished":
         return 0
     complain(
@@ -191,6 +176,13 @@ def status_of(result: Any) -> int:
         f"python -m cerebro resume {shlex.quote(str(result.path))}"
     )
     return 1
+
+
+def report_interrupt(error: KeyboardInterrupt) -> int:
+    """Print the error's message: what an interrupted run has kept and how to resume it."""
+    with defer_interrupts(error):
+        complain(f"\n{str(error) or 'interrupted before any trial began; nothing was kept'}")
+    return INTERRUPTED
 
 
 def json_option(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,8 @@
-"""``run``, ``plan``: search with the definitions in a Python file, or estimate what it costs."""
+"""Train and control runs: ``run plan resume replay stop pause continue``.
+
+``run`` and ``plan`` read a Python file that defines ``build``, ``space``, ``data`` and, optionally,
+``settings``.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +18,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import cerebro
 from cerebro.cli.options import (
+    arguments_of,
+    build_of,
+    build_option,
     import_user_file,
     json_option,
     new_command,
     parse_count,
+    parse_numbers,
     parse_progress,
     print_json,
     progress_option,
     report_interrupt,
+    say,
     show_result,
     use_arguments,
 )
@@ -42,6 +52,12 @@ COUNTS = {
 
 PLANNED = ("epochs", "n-trials", "workers", "threads", "workers-per-device", "width")
 """The members of `COUNTS` that ``plan`` takes, too."""
+
+CONTROLS = {
+    "stop": "stop an active run, or one of its trials; finished epochs are kept",
+    "pause": "pause a run, or one of its trials, until it is continued",
+    "continue": "continue a paused run or trial",
+}
 
 
 def add(commands: Any) -> None:
@@ -85,6 +101,34 @@ def add(commands: Any) -> None:
         help="what to do if the run's folder exists (error)",
     )
     progress_option(parser)
+    parser = new_command(
+        commands, "resume", resume, "resume a run, or train a finished one for more epochs"
+    )
+    parser.add_argument("run", help="the run's folder, or the URL of its copy")
+    parser.add_argument("--epochs", type=parse_count, help="the total number of epochs")
+    parser.add_argument(
+        "--trials", type=parse_numbers, metavar="N,N,...", help="only these, whatever their status"
+    )
+    parser.add_argument("--workers", type=parse_count, help="worker processes (as many as before)")
+    build_option(parser)
+    parser.add_argument("--data", metavar="PATH", help="the current path of the run's data")
+    parser.add_argument(
+        "--validation", metavar="PATH", help="the current path of its validation data"
+    )
+    progress_option(parser)
+    parser = new_command(
+        commands, "replay", replay, "train one trial of a run again and compare every state"
+    )
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("--trial", type=parse_count, required=True, metavar="N", help="which trial")
+    parser.add_argument("--epochs", type=parse_count, help="only that many epochs")
+    build_option(parser)
+    parser.add_argument("--data", metavar="PATH", help="the current path of the run's data")
+    for verb, text in CONTROLS.items():
+        parser = new_command(commands, verb, send_command, text)
+        parser.set_defaults(verb=verb)
+        parser.add_argument("run", help="the run's folder")
+        parser.add_argument("--trial", type=parse_count, metavar="N", help="only this trial")
 
 
 def _add_settings(parser: argparse.ArgumentParser, counts: Iterable[str]) -> None:
@@ -111,8 +155,6 @@ def _add_settings(parser: argparse.ArgumentParser, counts: Iterable[str]) -> Non
 
 
 def run(options: argparse.Namespace) -> int:
-    import cerebro
-
     with use_arguments([options.file]):
         module = _read_search_file(options.file, ("build", "space", "data"), "run")
         settings = _merge_settings(module, options)
@@ -127,8 +169,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def plan(options: argparse.Namespace) -> int:
-    import cerebro
-
     with use_arguments([options.file]):
         module = _read_search_file(options.file, ("space", "data"), "plan")
         settings = _merge_settings(module, options)
@@ -153,9 +193,8 @@ def _read_search_file(name: str, sought: Sequence[str], command: str) -> ModuleT
     stop = find_stop(module)
     if stop is not None:
         warnings.warn(
-            f"{stop.where}: the file calls {stop.call} itself. That call is ignored: "
-            f"{command} uses build, space, data and settings above it, with the options given "
-            "here. For the "
+            f"{stop.where}: the file calls {stop.call} itself. That call is ignored: {command} "
+            "uses build, space, data and settings above it, with the options given here. For the "
             f"file's own call, run the file: python {shlex.quote(str(file))}",
             stacklevel=1,
         )
@@ -167,8 +206,6 @@ def _read_search_file(name: str, sought: Sequence[str], command: str) -> ModuleT
 
 def _open_data(module: ModuleType) -> Any:
     """Return the file's data; if the data is a folder, open it."""
-    import cerebro
-
     data = module.data
     return cerebro.Dataset(os.fspath(data)) if isinstance(data, (str, os.PathLike)) else data
 
@@ -186,8 +223,12 @@ def _merge_settings(module: ModuleType, options: argparse.Namespace) -> dict[str
     for name, value in vars(options).items():
         if name not in ("command", "file", "progress", "json") and value is not None:
             settings[name] = value
-    if isinstance(settings.get("validation"), str):
-        settings["validation"] = _parse_validation(settings["validation"])
+    held_out = settings.get("validation")
+    if isinstance(held_out, str):
+        try:
+            settings["validation"] = float(held_out)
+        except ValueError:
+            settings["validation"] = cerebro.Dataset(held_out)
     if "epochs" not in settings:
         raise InputError(
             f"epochs is missing: give --epochs, or settings = dict(epochs=...) in {file}"
@@ -207,11 +248,37 @@ def _refuse_unknown(settings: dict[Any, Any], file: str) -> None:
             raise InputError(f"{file}: settings has {name!r}, which search does not take: {hint}")
 
 
-def _parse_validation(text: str) -> Any:
-    """Read a fraction, or open a data folder."""
-    import cerebro
-
+def resume(options: argparse.Namespace) -> int:
+    names = ("data", "validation", "epochs", "trials", "workers")
+    settings: dict[str, Any] = {name: getattr(options, name) for name in names}
+    settings["progress"] = parse_progress(options.progress)
     try:
-        return float(text)
-    except ValueError:
-        return cerebro.Dataset(text)
+        with use_arguments(arguments_of(options.run, options.build)):
+            result = cerebro.resume(options.run, build_of(options.build), **settings)
+    except KeyboardInterrupt as error:
+        return report_interrupt(error)
+    return show_result(result)
+
+
+def replay(options: argparse.Namespace) -> int:
+    with use_arguments(arguments_of(options.run, options.build)):
+        build = build_of(options.build)
+        outcome = cerebro.replay(
+            options.run, options.trial, build, data=options.data, epochs=options.epochs
+        )
+    say(outcome)
+    return 0 if outcome.identical else 1
+
+
+def send_command(options: argparse.Namespace) -> int:
+    cerebro.control.send(options.run, cerebro.control.Command(options.verb, options.trial))
+    what = "the run" if options.trial is None else f"trial {options.trial}"
+    happens = {
+        "stop": f"{what} stops; what it has trained is kept",
+        "pause": f"{what} pauses when its units in flight are done; to continue:\n\n"
+        f"  python -m cerebro continue {shlex.quote(options.run)}"
+        + ("" if options.trial is None else f" --trial {options.trial}"),
+        "continue": f"{what} continues",
+    }
+    print(f"{options.run}: {happens[options.verb]}")
+    return 0

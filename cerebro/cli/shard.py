@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import cerebro
 from cerebro.cli.options import new_command, parse_count
 from cerebro.errors import InputError
 
@@ -53,8 +54,6 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    import cerebro
-
     source: Any = options.source
     if Path(source).is_dir() and not _is_table(Path(source)):
         size = None if options.size is None else _image_size(options.size)

@@ -1,36 +1,41 @@
-"""Export the weights of a trained model to files for other programs.
+"""Write a trained model for other programs: its weights to a file, or all of it to a folder.
 
 Weights come from the kept state, without ``build`` or the data. An ONNX file contains the network
-itself, which is built again and traced with rows of the run's data.
+itself, which is built again and traced with rows of the run's data. A folder is for use without
+Cerebro; see `cerebro.Trial.save`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import io
 import json
 import os
+import shutil
+import sys
+import tempfile
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import cerebro._core as _core
+from cerebro.arguments import find_stacklevel
 from cerebro.data import Dataset
 from cerebro.errors import InputError, text_of
-from cerebro.machine import generators
-from cerebro.machine.environment import is_importable
+from cerebro.machine import environment, generators
 from cerebro.machine.files import path_of
 from cerebro.machine.imports import import_extra
-from cerebro.model import check_batch, column_names, make_getter
+from cerebro.machine.mappings import strict_json
+from cerebro.model import check_batch, column_names, make_getter, stored_column
 from cerebro.run.records import class_name
 
 TORCH, JAX, SKLEARN = "cerebro.torch.Model", "cerebro.jax.Model", "cerebro.sklearn.Model"
 KERAS = "cerebro.keras.Model"
-
-OTHER = "model of another kind"
 
 _TORCH_ALSO = {"scheduler", "scaler", "loss", "partial", "metrics", "gradients", "lightning"}
 
@@ -69,7 +74,7 @@ class Kept:
 
     @cached_property
     def state(self) -> Any:
-        framework: Any = "torch" if is_importable("torch") else "numpy"
+        framework: Any = "torch" if environment.is_importable("torch") else "numpy"
         return _core.unpack_state(self.packed, framework)["model"]
 
     @cached_property
@@ -82,7 +87,7 @@ class Kept:
             for kind, (always, sometimes) in _PARTS.items():
                 if always <= self.state.keys() <= always | sometimes:
                     return kind
-        return OTHER
+        return "model of another kind"
 
     def net(self) -> Mapping[str, Any]:
         """Return the network's ``state_dict``, including the weights that partial states omit."""
@@ -106,9 +111,6 @@ def export(path: str | os.PathLike[str], format: str, kept: Kept) -> Path:
         raise InputError(f"cannot write {target}: it is a folder; give the name of a file")
     writers[format](kept, target)
     return target
-
-
-# --- safetensors --------------------------------------------------------------
 
 
 def _write_safetensors(kept: Kept, target: Path) -> None:
@@ -156,9 +158,6 @@ def _net_file(packed: Any, net: Mapping[str, Any]) -> bytes:
     return b"".join([len(text).to_bytes(8, "little"), text, *parts])
 
 
-# --- torch --------------------------------------------------------------------
-
-
 def _write_torch(kept: Kept, target: Path) -> None:
     if kept.kind == JAX:
         raise InputError("format 'torch' cannot hold JAX arrays: use format='safetensors'")
@@ -190,9 +189,6 @@ def _find_foreign(value: Any, path: str) -> tuple[str, str] | None:
         return path, f"{type(value).__module__}.{type(value).__qualname__}"
     rejected = (_find_foreign(part, f"{path}/{key}") for key, part in parts)
     return next((item for item in rejected if item is not None), None)
-
-
-# --- ONNX ---------------------------------------------------------------------
 
 
 def _write_onnx(kept: Kept, target: Path) -> None:
@@ -234,7 +230,7 @@ def _write_onnx(kept: Kept, target: Path) -> None:
     program.save(str(target), external_data=nbytes > _ONE_FILE_BYTES)
 
 
-@contextmanager
+@contextlib.contextmanager
 def traced() -> Iterator[None]:
     """Run PyTorch's exporters in the block: they draw numbers, and warn about PyTorch's code."""
     import torch
@@ -296,3 +292,180 @@ def cause_of(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return text_of(error)
+
+
+# --- a folder -----------------------------------------------------------------
+
+ABOUT = "model.json"
+STATS_BYTES = 1_000_000_000
+"""The size of the largest column for which statistics are computed."""
+
+LOAD_TORCH = '''"""Load the network that this folder holds. Needs only PyTorch."""
+
+import pathlib
+
+import torch
+
+FOLDER = pathlib.Path(__file__).parent
+program = torch.export.load(FOLDER / "model.pt2")
+network = program.module()
+examples, named_examples = program.example_inputs
+
+
+def predict(*inputs, **named_inputs):
+    """Return the outputs for rows: tensors, arrays or lists; model.json describes the "inputs"."""
+    if len(inputs) != len(examples) or set(named_inputs) != set(named_examples):
+        names = ", ".join(f"{name}=" for name in named_examples)
+        raise TypeError(f"predict takes {names or f'{len(examples)} input(s)'}: see model.json")
+    rows = map(tensor, inputs, examples)
+    named = {name: tensor(named_inputs[name], named_examples[name]) for name in named_inputs}
+    with torch.no_grad():
+        return network(*rows, **named)
+
+
+def tensor(rows, example):
+    """Return rows as a tensor of the type that the network takes, such as float32."""
+    if isinstance(rows, (list, tuple)) and len(rows) and hasattr(rows[0], "shape"):
+        rows = torch.stack([torch.as_tensor(row) for row in rows])
+    found = rows if isinstance(rows, torch.Tensor) else torch.tensor(rows)
+    made = found.to(example.dtype)
+    if not made.is_floating_point() and not torch.equal(made.to(found.dtype), found):
+        raise ValueError(f"the network takes {example.dtype}, which cannot hold {found.dtype}")
+    return made
+'''
+
+LOAD_SKLEARN = '''"""Load the estimator that this folder holds. Needs only scikit-learn."""
+
+import pathlib
+
+import joblib
+import numpy
+
+FOLDER = pathlib.Path(__file__).parent
+estimator = joblib.load(FOLDER / "model.joblib")
+apply = estimator.predict if hasattr(estimator, "predict") else estimator.transform
+
+
+def predict(*inputs):
+    """Return the predictions for rows: arrays or lists; model.json describes the "inputs"."""
+    arrays = [numpy.asarray(rows) for rows in inputs]
+    return apply(numpy.hstack([rows.reshape(len(rows), -1) for rows in arrays]))
+'''
+
+LOAD_WEIGHTS = '''"""Load the weights that this folder holds. Needs only safetensors and NumPy."""
+
+import pathlib
+
+import safetensors.numpy
+
+FOLDER = pathlib.Path(__file__).parent
+weights = safetensors.numpy.load_file(FOLDER / "weights.safetensors")
+'''
+
+
+def save(
+    folder: str | os.PathLike[str],
+    about: Mapping[str, Any],
+    build: Callable[..., Any],
+    kept: Kept,
+) -> Path:
+    """Save a model; see `cerebro.Trial.save`."""
+    target = path_of("folder", folder)
+    if not target.absolute().parent.is_dir():
+        raise InputError(f"cannot write {target}: there is no folder {target.absolute().parent}")
+    if target.exists() and not (target / ABOUT).is_file():
+        raise InputError(f"{target} exists and is not a saved model: choose another folder")
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.absolute().parent))
+    try:
+        kind = kept.kind
+        model, data = kept.model_and_data
+        form, inputs = LOAD_WEIGHTS, list(data.columns)
+        if kind == SKLEARN:
+            joblib = import_extra("joblib", "sklearn", "saving an estimator needs joblib")
+            joblib.dump(model.estimator, draft / "model.joblib")
+            form, inputs = LOAD_SKLEARN, model.inputs
+        else:
+            export(draft / "weights.safetensors", "safetensors", kept)
+            if kind == TORCH:
+                form, inputs = _write_program(model, data, draft)
+        (draft / "load.py").write_text(form, encoding="utf-8")
+        (draft / "build.py").write_text(_read_source(build), encoding="utf-8")
+        described = {**about, "inputs": [_describe_column(data, name) for name in inputs]}
+        described["classes"] = {n: names for n, names in data.classes.items() if names is not None}
+        described["environment"] = environment.describe()["packages"]
+        (draft / ABOUT).write_text(f"{strict_json(described)}\n", encoding="utf-8")
+        draft.chmod(0o755)
+        if target.exists():
+            shutil.rmtree(target)
+        draft.rename(target)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return target
+
+
+def _write_program(model: Any, data: Dataset, folder: Path) -> tuple[str, list[str]]:
+    """Write the network; return the program that loads it, and its inputs."""
+    import torch
+
+    net = model.net.eval()
+    inputs = traced_inputs(model, data)
+    with traced():
+        try:
+            with _hide_graph():
+                program = torch.export.export(
+                    net, inputs.args, inputs.kwargs or None, dynamic_shapes=inputs.shapes
+                )
+        except Exception as error:  # PyTorch and the network raise many kinds of exceptions
+            warnings.warn(
+                f"PyTorch cannot export the {type(net).__name__} ({cause_of(error)}): the folder "
+                "has only its weights, for the network that build.py makes",
+                stacklevel=find_stacklevel(),
+            )
+            return LOAD_WEIGHTS, inputs.columns
+        torch.export.save(program, folder / "model.pt2")
+    return LOAD_TORCH, inputs.columns
+
+
+@contextlib.contextmanager
+def _hide_graph() -> Iterator[None]:
+    """Leave out the graph of a network that cannot be exported, which PyTorch prints twice."""
+    printed, graph = io.StringIO(), None
+    try:
+        with contextlib.redirect_stderr(printed):
+            yield
+    except Exception as error:
+        graph = getattr(error, "partial_fx_graph", None)
+        raise
+    finally:
+        text = printed.getvalue()
+        sys.stderr.write(text if graph is None else text.replace(f"{graph}\n", ""))
+
+
+def _read_source(build: Callable[..., Any]) -> str:
+    """Return the file that defines ``build``, its source, or a note that neither is available."""
+    try:
+        file = inspect.getsourcefile(build)
+        if file is not None and Path(file).is_file():
+            return Path(file).read_text(encoding="utf-8")
+        return inspect.getsource(build)
+    except (OSError, TypeError, UnicodeDecodeError) as error:
+        return f"# The source of build is not available: {text_of(error)}\n"
+
+
+def _describe_column(data: Dataset, name: str) -> dict[str, Any]:
+    """Describe a column as the model gets it, and its values in the training data."""
+    stored = data.columns[stored_column(name, data.columns)]
+    facts: dict[str, Any] = {
+        "column": name,
+        "stored_dtype": stored.dtype,
+        "stored_shape": list(stored.shape),
+        "transforms": [repr(step) for step in data.transforms.get(stored.name, ())],
+    }
+    if data.nbytes <= STATS_BYTES and stored.name == name:
+        try:
+            stats = data.stats(name)
+        except InputError:  # a column without numbers
+            return facts
+        facts |= {key: float(stats[key]) for key in ("mean", "std", "min", "max")}
+    return facts

@@ -37,7 +37,15 @@ def register(trial: Trial, name: str, alias: str | None, example: Any) -> str:
         )
     data = trial.saved.context(None).views(trial.number)[0]
     inputs = _convert_example(example) if example is not None else _take_example(model, data)
-    facts = make_tags(trial)
+    saved, selected = trial.saved, trial._select_epoch()
+    tags = {
+        "cerebro.run": str(saved.meta["id"]),
+        "cerebro.path": str(saved.path.absolute()),
+        "cerebro.trial": str(trial.number),
+        "cerebro.epoch": str(None if selected is None else selected.epoch),
+        "cerebro.state_hash": str(trial.state_hash),
+        "cerebro.data_checksum": str(saved.meta["data_checksum"]),
+    }
     torch = sys.modules["torch"]
     with traced():
         try:
@@ -51,8 +59,8 @@ def register(trial: Trial, name: str, alias: str | None, example: Any) -> str:
                 input_example=arrays[0] if len(arrays) == 1 else arrays,
                 # Otherwise MLflow loads the network in another process to see what it imports.
                 pip_requirements=[f"torch=={torch.__version__.partition('+')[0]}"],
-                metadata=facts,
-                tags=facts,
+                metadata=tags,
+                tags=tags,
                 **{FORMAT: "pt2"},
             )
         except Exception as error:  # of MLflow, its database, PyTorch or the network
@@ -70,19 +78,6 @@ def register(trial: Trial, name: str, alias: str | None, example: Any) -> str:
                 f"{address} is registered, but not as {alias!r}: {cause_of(error)}"
             ) from error
     return address
-
-
-def make_tags(trial: Trial) -> dict[str, str]:
-    """Return the tags of a registered model's version."""
-    saved, selected = trial.saved, trial._select_epoch()
-    return {
-        "cerebro.run": str(saved.meta["id"]),
-        "cerebro.path": str(saved.path.absolute()),
-        "cerebro.trial": str(trial.number),
-        "cerebro.epoch": str(None if selected is None else selected.epoch),
-        "cerebro.state_hash": str(trial.state_hash),
-        "cerebro.data_checksum": str(saved.meta["data_checksum"]),
-    }
 
 
 def _get_network(model: Any, trial: Trial) -> Any:
@@ -104,7 +99,6 @@ _Inputs = list[tuple[Any, "str | None", Sequence[int]]]
 
 
 def _take_example(model: Any, data: Dataset) -> _Inputs:
-    """Return the first rows of a run's data."""
     traced = traced_inputs(model, data)
     parts = zip(traced.args, traced.columns, traced.shapes, strict=True)
     return [(tensor, column, sorted(free)) for tensor, column, free in parts]

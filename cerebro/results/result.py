@@ -16,8 +16,10 @@ import cerebro.control as control
 from cerebro.arguments import check_whole_number
 from cerebro.errors import CorruptDataError, InputError, shorten_tracebacks
 from cerebro.machine.mappings import flatten
+from cerebro.report import format as fmt
 from cerebro.results.saved_run import SavedRun
 from cerebro.results.trial import Trial, explain_absent_name
+from cerebro.results.verify import Verification, verify_run
 from cerebro.run.records import ENDED, OPEN, TrialRecord, copy_record
 from cerebro.run.store import FILE, read_meta, reader
 
@@ -25,9 +27,6 @@ if TYPE_CHECKING:
     import optuna
     import pandas
     from matplotlib.figure import Figure
-
-    from cerebro.results.verify import Verification
-
 
 OTHER_NAMES = {
     **dict.fromkeys(("best_params", "best_config", "best_params_"), "best.config"),
@@ -135,7 +134,7 @@ class Result:
     @property
     def select(self) -> str:
         """The epoch that represents a trial: ``"best"`` or ``"last"``."""
-        return self.saved.select
+        return self.saved.ranked_by.select
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -381,8 +380,6 @@ class Result:
             True if there are no problems; else ``.problems``, each with ``.where`` (a file or a
             trial), ``.what`` and ``.advice``.
         """
-        from cerebro.results.verify import verify_run
-
         self.saved.before_reading()  # in a callback, wait until the finished epoch is stored
         return verify_run(self.saved.folder)
 
@@ -396,8 +393,6 @@ class Result:
         return render_result(self)
 
     def __repr__(self) -> str:
-        from cerebro.report import format as fmt
-
         counts = self.saved.counts()
         order = dict.fromkeys(("finished", *ENDED, *OPEN))
         trials = fmt.states({status: counts[status] for status in order}) or "no trials"

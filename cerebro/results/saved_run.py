@@ -27,8 +27,7 @@ from cerebro.machine.environment import hash_seed
 from cerebro.machine.files import path_of, read_bytes
 from cerebro.machine.libraries import recorded_settings
 from cerebro.machine.objects import is_url
-from cerebro.report.format import Range
-from cerebro.results.recorded_space import ranges_of
+from cerebro.report.format import Range, is_number
 from cerebro.run.owner import owner_of
 from cerebro.run.recipe import Recipe, StudyBuild, check_build
 from cerebro.run.records import (
@@ -42,6 +41,9 @@ from cerebro.run.records import (
 )
 from cerebro.run.settings import Batches, Exactness, Limits, read_group
 from cerebro.run.store import check_meta, check_rows, read_meta, read_ranking, read_trials, reader
+from cerebro.space import Space
+from cerebro.space import dimensions as dims
+from cerebro.space.foreign import Quantized
 from cerebro.worker.messages import RunContext, RunFolders
 
 HELD_TRIALS = 10_000
@@ -92,7 +94,7 @@ class SavedRun:
 
     @property
     def records(self) -> list[TrialRecord]:
-        """All trials by number; with folds, one trial for each fold, see `cerebro.run.records`."""
+        """All trials by number; with folds, one for each fold, see `cerebro.run.records`."""
         if self._records is None:
             self._refresh(None)
         assert self._records is not None
@@ -195,7 +197,6 @@ class SavedRun:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The versions, CPU, threads and flags with which the run was trained."""
         return dict(self.meta["environment"])
 
     @property
@@ -204,17 +205,11 @@ class SavedRun:
 
     @property
     def mode(self) -> str:
-        """``"min"`` or ``"max"``."""
         return str(self.meta["settings"]["mode"])
 
     @property
-    def select(self) -> str:
-        """The epoch that represents a trial: ``"best"`` or ``"last"``."""
-        return str(self.meta["settings"]["select"])
-
-    @property
     def ranked_by(self) -> Ranking:
-        return Ranking(self.metric, self.mode, self.select)
+        return read_group(Ranking, self.meta["settings"])
 
     @property
     def argv(self) -> list[str]:
@@ -226,10 +221,9 @@ class SavedRun:
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe.from_json(self.meta["build"])
+        return Recipe(**self.meta["build"])
 
     def units(self) -> list[dict[str, Any]]:
-        """Return every unit that ran, with times in seconds since the run's start."""
         with self._store("units") as connection:
             rows = connection.execute("SELECT * FROM units ORDER BY started, id").fetchall()
         parts = self.meta["parts"]
@@ -252,15 +246,12 @@ class SavedRun:
         ]
 
     def events(self) -> list[dict[str, Any]]:
-        """Return all other events in the order of their rows."""
         with self._store("events") as connection:
-            rows = connection.execute(
-                "SELECT time, kind, trial, text FROM events ORDER BY id"
-            ).fetchall()
-        return [
-            {"time": time, "kind": kind, **self._split_number(trial), "text": text}
-            for time, kind, trial, text in rows
-        ]
+            rows = connection.execute("SELECT time, kind, trial, text FROM events ORDER BY id")
+            return [
+                {"time": time, "kind": kind, **self._split_number(trial), "text": text}
+                for time, kind, trial, text in rows
+            ]
 
     def _split_number(self, number: int | None) -> dict[str, int | None]:
         """Return the user's trial and fold for a stored trial; None stands for the run itself."""
@@ -302,8 +293,15 @@ class SavedRun:
             counted = {bool(validates): int(count) for validates, count in rows}
         return counted.get(False, 0), counted.get(True, 0)
 
+    def space(self) -> Space | None:
+        """Return the space; None if a part of it was not recorded."""
+        try:
+            return Space.from_json(self.meta["space"])
+        except InputError:
+            return None
+
     def ranges(self) -> dict[str, Range]:
-        return ranges_of(self.meta["space"])
+        return ranges_of(self.space())
 
     def not_exact(self, number: int) -> list[str]:
         """Return the recorded operations of a trial that have no deterministic version."""
@@ -503,3 +501,46 @@ class SavedRun:
             values["validation"] = self.dataset("validation") if has_validation else None
             values["folds"] = self.folds()
         return RunContext(**values | changes)
+
+
+def ranges_of(space: Space | None) -> dict[str, Range]:
+    """Return the range of each setting, by its dotted name.
+
+    Settings have no range if conditions define different ones, if their values have no bounds, or
+    if a function of the user computes them.
+    """
+    ranges: dict[str, Range | None] = {}
+    for node in space.nodes if space is not None else ():
+        if not node.nest:
+            name, span = dims.path_name(node.path), _make_range(node.dimension)
+            ranges[name] = span if ranges.get(name, span) == span else None
+    return {name: span for name, span in ranges.items() if span is not None}
+
+
+def _make_range(dimension: dims.Dimension) -> Range | None:
+    if isinstance(dimension, Quantized):
+        inner = dimension.inner
+        if isinstance(inner, dims.Normal):
+            return None
+        scale = dimension.q if isinstance(inner, dims.Integer) else 1
+        low, high = (dimension.nearest(end * scale) for end in (inner.low, inner.high))
+        return Range(low, high, is_log=isinstance(inner, dims.LogUniform) or inner.log)
+    if isinstance(dimension, dims.LogUniform):
+        return Range(dimension.low, dimension.high, is_log=True)
+    if isinstance(dimension, dims.Uniform):
+        return Range(dimension.low, dimension.high)
+    if isinstance(dimension, dims.Integer):
+        return Range(dimension.low, dimension.high, is_log=dimension.log)
+    if isinstance(dimension, dims.Choice):
+        numbers = all(is_number(option) for option in dimension.options)
+        # A list such as [32, 64, 128, 256] is meant to be on a log axis.
+        is_log = numbers and _is_geometric(sorted(set(dimension.options)))
+        return Range(is_log=is_log, options=tuple(dimension.options))
+    return None
+
+
+def _is_geometric(values: list[float]) -> bool:
+    """Return whether there are at least three values with growing differences."""
+    if len(values) < 3 or values[0] <= 0:
+        return False
+    return values[-1] - values[-2] > 1.5 * (values[1] - values[0])

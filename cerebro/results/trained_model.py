@@ -6,13 +6,14 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from cerebro.arguments import find_stacklevel
 from cerebro.data import Dataset
+from cerebro.data.batches import make_loader
 from cerebro.data.dtypes import Array
 from cerebro.data.given_rows import has_names, is_rows, narrow_arrays, write_temporary
 from cerebro.data.order import mix_in_order
@@ -28,10 +29,9 @@ from cerebro.results.export import Kept
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, TrialRecord, strip_study
 from cerebro.run.settings import Batches, Exactness, read_group
+from cerebro.worker import models
+from cerebro.worker.evaluate import evaluate_model, evaluation_seed
 from cerebro.worker.messages import RunContext
-
-if TYPE_CHECKING:
-    from cerebro.worker.models import LiveModel
 
 Build = Callable[..., Any] | None
 """The run's ``build``, if it cannot be imported again."""
@@ -76,29 +76,14 @@ class TrainedModel:
         )
 
     def load(
-        self,
-        epoch: EpochRecord,
-        build: Build,
-        device: str = CPU,
-        context: RunContext | None = None,
-    ) -> LiveModel:
+        self, epoch: EpochRecord, build: Build, device: str = CPU, context: RunContext | None = None
+    ) -> models.LiveModel:
         """Load the model on a device, with the settings in which it computes."""
-        from cerebro.worker.models import (
-            LiveModel,
-            batch_device,
-            begin_again,
-            build_model,
-            load_or_rebuild,
-            load_tree,
-            make_info,
-        )
-
         number, config = self._record.number, self._record.config
         packed = self._saved.read_state(number, epoch)
-        if context is None:
-            context = self._saved.context(build)
+        context = context or self._saved.context(build)
         end = (epoch.epoch + 1) * context.units_per_epoch - 1
-        info = make_info(
+        info = models.make_info(
             context.views(number)[0],
             context.order(number),
             trial=number,
@@ -107,18 +92,21 @@ class TrainedModel:
             fold=self._record.fold,
             device=device,
         )
-        with generators.reserve_generators(_torch_imported()), settings_of_run(context.libraries):
+        with (
+            generators.reserve_generators("torch" in sys.modules),
+            settings_of_run(context.libraries),
+        ):
 
-            def build_live() -> LiveModel:
-                parts = build_model(context, config, info)
-                return LiveModel(*parts, libraries=present_settings())
+            def build_live() -> models.LiveModel:
+                parts = models.build_model(context, config, info)
+                return models.LiveModel(*parts, libraries=present_settings())
 
-            def load(live: LiveModel) -> None:
-                load_tree(live, packed, batch_device(live.model, device))
+            def load(live: models.LiveModel) -> None:
+                models.load_tree(live, packed, models.batch_device(live.model, device))
 
             live = build_live()
-            begin_again(live.model, epoch.epoch)
-            live = load_or_rebuild(live, load, build_live, epoch.epoch)
+            models.begin_again(live.model, epoch.epoch)
+            live = models.load_or_rebuild(live, load, build_live, epoch.epoch)
         # Otherwise dropout and batch norm would stay in training mode in the user's predictions.
         # train_batch switches back to training mode by itself.
         net: Any = getattr(live.model, "net", None)
@@ -148,15 +136,6 @@ class TrainedModel:
         self, epoch: EpochRecord, data: Any, build: Build, *, exact: bool
     ) -> dict[str, float]:
         """See `cerebro.Trial.evaluate`; `exact` says whether the trial's states are exact."""
-        from cerebro.worker.evaluate import evaluate_model, evaluation_seed
-        from cerebro.worker.models import (
-            batch_device,
-            describe_left_out,
-            explain_unfit_errors,
-            find_fitting_columns,
-            make_batches,
-        )
-
         settings, number = self._saved.settings, self._record.number
         exactness = read_group(Exactness, settings)
         device = choose_resume_devices(read_devices(settings))[0]
@@ -168,11 +147,11 @@ class TrainedModel:
             unfit: dict[str, str] = {}
             train = self._saved.training_data()
             if train is not None:
-                columns, unfit = find_fitting_columns(live.model, train, target, what)
+                columns, unfit = models.find_fitting_columns(live.model, train, target, what)
                 options["columns"] = columns
-                if text := describe_left_out(unfit, target):
+                if text := models.describe_left_out(unfit, target):
                     warnings.warn(f"{what}: {text}", stacklevel=find_stacklevel())
-            loader = make_batches(
+            loader = models.make_batches(
                 live.model,
                 target,
                 self._batches.eval_size_of(self._config),
@@ -185,13 +164,13 @@ class TrainedModel:
             )
             stack.enter_context(contextlib.closing(loader))
             stack.enter_context(settings_of_run(live.libraries))
-            stack.enter_context(explain_unfit_errors(unfit))
+            stack.enter_context(models.explain_unfit_errors(unfit))
             seed = evaluation_seed(exactness.seed, number, epoch.epoch)
-            where = batch_device(live.model, device)
+            where = models.batch_device(live.model, device)
 
             def run_evaluation(*, strict: bool) -> dict[str, float]:
                 with (
-                    generators.reserve_generators(_torch_imported(), seed),
+                    generators.reserve_generators("torch" in sys.modules, seed),
                     exactness.compute_on(device, strict=strict),
                 ):
                     loader.begin(mix_in_order(target), 0)
@@ -212,7 +191,7 @@ class TrainedModel:
             data = Dataset(data)
         live = self.load(epoch, build)
         with (
-            generators.reserve_generators(_torch_imported()),
+            generators.reserve_generators("torch" in sys.modules),
             settings_of_run(live.libraries),
             contextlib.ExitStack() as rows,
         ):
@@ -239,19 +218,14 @@ class TrainedModel:
         if train is None:
             return {}
         inputs = getattr(model, "_inputs", None)
-        if inputs is None:
-            named = read_columns(model, train.columns)  # None: the model may read any column
-            columns = [name for name in data.columns if named is None or name in named]
-            return find_unfit_columns(train, data, what, columns)
-        read = {stored_column(name, train.columns) for name in column_names("inputs", inputs)}
-        columns = [name for name in data.columns if name in read]
-        for message in find_unfit_columns(train, data, what, columns).values():
-            raise InputError(message)
-        return {}
-
-
-def _torch_imported() -> bool:
-    return "torch" in sys.modules
+        names: Collection[str] | None = read_columns(model, train.columns)  # None: perhaps any
+        if inputs is not None:
+            names = {stored_column(name, train.columns) for name in column_names("inputs", inputs)}
+        columns = [name for name in data.columns if names is None or name in names]
+        unfit = find_unfit_columns(train, data, what, columns)
+        if unfit and inputs is not None:
+            raise InputError(next(iter(unfit.values())))
+        return unfit
 
 
 def _predict(model: Any, data: Any, batch_size: int, unfit: Mapping[str, str]) -> Any:
@@ -270,9 +244,6 @@ def _predict(model: Any, data: Any, batch_size: int, unfit: Mapping[str, str]) -
             f"{type(model).__name__} has no predict_batch(batch): add one, or use load() and "
             "your own code"
         )
-    from cerebro.data.batches import make_loader
-    from cerebro.worker.models import describe_left_out, explain_unfit_errors
-
     if not isinstance(data, Dataset):
         raise InputError(f"predict needs a cerebro.Dataset, not {type(data).__name__}")
     loader = make_loader(
@@ -284,9 +255,9 @@ def _predict(model: Any, data: Any, batch_size: int, unfit: Mapping[str, str]) -
         augment=False,
         columns=[name for name in data.columns if name not in unfit] if unfit else None,
     )
-    if text := describe_left_out(unfit, data):
+    if text := models.describe_left_out(unfit, data):
         warnings.warn(f"predict: {text}", stacklevel=find_stacklevel())
-    with contextlib.closing(loader), explain_unfit_errors(unfit):
+    with contextlib.closing(loader), models.explain_unfit_errors(unfit):
         loader.begin(mix_in_order(data), 0)
         parts = [model.predict_batch(batch) for batch in loader]
         if parts and type(parts[0]).__module__.startswith("torch"):
@@ -337,21 +308,15 @@ def _find_rows(data: Dataset, view: Dataset) -> Array:
     """Return the row numbers, in `data`, of the rows of a view."""
     numbers, start = [], 0
     for whole, part in zip(data.view.parts, view.view.parts, strict=True):
-        if isinstance(part, range):
-            held = np.arange(part.start, part.stop)
-        else:
-            held = np.asarray(part, np.int64)
-        if isinstance(whole, range):
-            numbers.append(start + held - whole.start)
-        else:
-            order = np.argsort(np.asarray(whole), kind="stable")
-            rows = np.asarray(whole, np.int64)[order]
-            if (np.diff(rows) == 0).any():
-                raise InputError(
-                    "the run's data has a row twice, so predictions cannot be put in row order: "
-                    f"{_ONE_FOLD}"
-                )
-            numbers.append(start + order[np.searchsorted(rows, held)])
+        rows = np.asarray(whole, np.int64)
+        order = np.argsort(rows, kind="stable")
+        rows = rows[order]
+        if (np.diff(rows) == 0).any():
+            raise InputError(
+                "the run's data has a row twice, so predictions cannot be put in row order: "
+                f"{_ONE_FOLD}"
+            )
+        numbers.append(start + order[np.searchsorted(rows, np.asarray(part, np.int64))])
         start += len(whole)
     return np.concatenate(numbers)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from cerebro.arguments import check_whole_number
 from cerebro.errors import InputError, shorten_tracebacks
+from cerebro.report import format as fmt
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, Status, TrialRecord, strip_study
 
@@ -429,7 +430,7 @@ class Trial:
         CorruptDataError
             If the state's file is damaged.
         """
-        from cerebro.results.save import save
+        from cerebro.results.export import save
 
         record = self._epoch_record(epoch)
         context = self._model.context(build, data)
@@ -448,10 +449,9 @@ class Trial:
     def _select_epoch(self) -> EpochRecord | None:
         """Return the epoch that ranks the trial or, for a fold, its configuration; or None."""
         by = self.saved.ranked_by
-        if self._whole is not None:
-            whole = self._whole.selected(by)
-            if whole is not None:
-                return self.record.epochs[whole.epoch - self.record.first_epoch]
+        whole = None if self._whole is None else self._whole.selected(by)
+        if whole is not None:
+            return self.record.epochs[whole.epoch - self.record.first_epoch]
         return self.record.selected(by)
 
     def _fold(self, fold: int) -> Trial:
@@ -494,8 +494,6 @@ class Trial:
         return record
 
     def __repr__(self) -> str:
-        from cerebro.report import format as fmt
-
         shown = self.metrics.get(self.saved.metric)
         value = "" if shown is None else f", {self.saved.metric}={fmt.metric(shown)}"
         folds = f", {len(self.record.folds)} folds" if self.record.folds else ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -26,15 +25,8 @@ from cerebro.machine.files import LinkError
 from cerebro.machine.objects import is_url
 from cerebro.report.format import count_noun
 from cerebro.results.saved_run import SavedRun
+from cerebro.run import states
 from cerebro.run.records import ENDED, TrialRecord
-from cerebro.run.states import (
-    CLAIM,
-    HELD,
-    read_claimant,
-    slot_damage,
-    state_file,
-    trials_with_slots,
-)
 from cerebro.run.store import FILE, OtherVersionError, reader
 
 PUT_BACK = "restore a copy of it, or extract the readable rows (sqlite3 run.sqlite .recover)"
@@ -120,14 +112,15 @@ def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verif
         what = str(error).removeprefix(f"{store} ").removeprefix(f"{store}: ")
         return Verification(path, problems or [Problem(str(store), what, PUT_BACK)])
     problems += _state_problems(saved, hashes)
-    slots = sorted(trials_with_slots(saved.state_dir)) if _owns_slots(saved) else []
+    slots = sorted(states.trials_with_slots(saved.state_dir)) if _owns_slots(saved) else []
     problems += _slot_problems(saved, slots)
     problems += _find_strays(saved, files)
-    data, data_problems = _check_data(saved)
+    data: list[Path] = []
+    problems += _data_problems(saved, data)
     epochs = [epoch for record in saved.records for epoch in record.epochs]
     return Verification(
         path,
-        problems=list(dict.fromkeys([*problems, *data_problems])),
+        problems=list(dict.fromkeys(problems)),
         trials=len(saved.records),
         epochs=len(epochs),
         states=sum(epoch.state_file is not None for epoch in epochs),
@@ -140,9 +133,6 @@ def _list_files(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-# --- the store ---------------------------------------------------------------
-
-
 def _store_problems(path: Path) -> Iterator[Problem]:
     """Find damage that SQLite reports, and rows whose related rows are missing."""
     store = path / FILE
@@ -150,43 +140,29 @@ def _store_problems(path: Path) -> Iterator[Problem]:
         for (text,) in connection.execute(f"PRAGMA integrity_check({MOST_OF_A_KIND})"):
             if text != "ok":
                 yield Problem(str(store), f"the database is damaged ({text})", PUT_BACK)
-        for query, what in LONELY_ROWS:
-            yield from _report_rows(connection, store, query, what)
+        for what, query in LONELY_ROWS.items():
+            rows = connection.execute(query).fetchall()
+            for row in rows[:MOST_OF_A_KIND]:
+                where = f"trial {row['trial']}, epoch {row['epoch']}"
+                yield Problem(
+                    where, f"{what} in {store}", "rows were deleted: restore a copy of it"
+                )
+            if len(rows) > MOST_OF_A_KIND:
+                more = f"{len(rows) - MOST_OF_A_KIND} more like this: {what}"
+                yield Problem(str(store), more, "restore a copy of it")
 
 
-LONELY_ROWS = (
-    (
-        "SELECT DISTINCT trial, epoch FROM epochs WHERE trial NOT IN (SELECT number FROM trials)",
-        "the epoch's trial has no row",
-    ),
-    (
-        "SELECT DISTINCT trial, epoch FROM metrics AS m WHERE NOT EXISTS "
-        "(SELECT 1 FROM epochs AS e WHERE e.trial = m.trial AND e.epoch = m.epoch)",
-        "there are metrics but no row of the epoch",
-    ),
-    (
-        "SELECT trial, epoch FROM epochs AS e WHERE NOT EXISTS "
-        "(SELECT 1 FROM metrics AS m WHERE e.trial = m.trial AND e.epoch = m.epoch)",
-        "the epoch has no metrics",
-    ),
-    (
-        "SELECT DISTINCT trial, epoch FROM units WHERE trial NOT IN (SELECT number FROM trials)",
-        "a unit's trial has no row",
-    ),
-)
-"""Queries for pairs (trial, epoch), and what is wrong with each pair found."""
-
-
-def _report_rows(
-    connection: sqlite3.Connection, store: Path, query: str, what: str
-) -> Iterator[Problem]:
-    rows = connection.execute(query).fetchall()
-    for row in rows[:MOST_OF_A_KIND]:
-        where = f"trial {row['trial']}, epoch {row['epoch']}"
-        yield Problem(where, f"{what} in {store}", "rows were deleted: restore a copy of it")
-    if len(rows) > MOST_OF_A_KIND:
-        more = len(rows) - MOST_OF_A_KIND
-        yield Problem(str(store), f"{more} more like this: {what}", "restore a copy of it")
+LONELY_ROWS = {
+    "the epoch's trial has no row": "SELECT DISTINCT trial, epoch FROM epochs "
+    "WHERE trial NOT IN (SELECT number FROM trials)",
+    "there are metrics but no row of the epoch": "SELECT DISTINCT trial, epoch FROM metrics AS m "
+    "WHERE NOT EXISTS (SELECT 1 FROM epochs AS e WHERE e.trial = m.trial AND e.epoch = m.epoch)",
+    "the epoch has no metrics": "SELECT trial, epoch FROM epochs AS e "
+    "WHERE NOT EXISTS (SELECT 1 FROM metrics AS m WHERE e.trial = m.trial AND e.epoch = m.epoch)",
+    "a unit's trial has no row": "SELECT DISTINCT trial, epoch FROM units "
+    "WHERE trial NOT IN (SELECT number FROM trials)",
+}
+"""What is wrong with pairs (trial, epoch), and queries for them."""
 
 
 def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
@@ -208,11 +184,8 @@ def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
             shown = ", ".join([*map(str, numbers[:10]), *(["..."] if numbers[10:] else [])])
             yield Problem(where, f"its epochs are {shown}, not one after the other", advice)
         if record.status == "finished" and record.done < record.target_epochs:
-            what = (
-                f"it has finished, but only {record.done} of {record.target_epochs} epochs are "
-                "there"
-            )
-            yield Problem(where, what, advice)
+            epochs = f"{record.done} of {record.target_epochs} epochs"
+            yield Problem(where, f"it has finished, but only {epochs} are there", advice)
         if over and record.status not in ENDED:
             yield Problem(where, f"the run has finished, but the trial is {record.status}", advice)
     yield from _unit_problems(saved, advice)
@@ -263,9 +236,6 @@ def _explain_wrong_unit(step: int, part: int, order: list[int], per_epoch: int) 
     return None
 
 
-# --- files -------------------------------------------------------------------
-
-
 def _state_problems(
     saved: SavedRun, hashes: dict[tuple[str, str], str | None]
 ) -> Iterator[Problem]:
@@ -305,7 +275,7 @@ def _explain_bad_state(path: Path, recorded: str) -> str | None:
 def _slot_problems(saved: SavedRun, numbers: Iterable[int]) -> Iterator[Problem]:
     """Compare the slots of open trials with their seals."""
     for number in numbers:
-        damage = slot_damage(saved.state_dir, number)
+        damage = states.slot_damage(saved.state_dir, number)
         if damage is not None:
             file, what = damage
             advice = "resume the run: the trial continues from its last finished epoch"
@@ -317,10 +287,9 @@ def _owns_slots(saved: SavedRun) -> bool:
     if saved.state_dir == saved.path / "states":
         return True
     try:  # it may be empty, for example after a reboot
-        claimed = read_claimant(saved.state_dir)
+        return bool(states.read_claimant(saved.state_dir) == saved.meta["id"])
     except (OSError, CorruptDataError):
         return False
-    return claimed is not None and claimed == saved.meta["id"]
 
 
 def _find_missing_states(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
@@ -328,10 +297,9 @@ def _find_missing_states(saved: SavedRun, record: TrialRecord) -> Iterator[Probl
     keep = saved.settings["keep"]
     if not record.epochs:
         return
-    required = {record.epochs[-1].epoch}
+    required: set[int | None] = {record.epochs[-1].epoch}
     if keep == "best":
-        best = saved.best_epoch(record)
-        required |= {best} if best is not None else set()
+        required |= {saved.best_epoch(record)}
     elif keep == "all":
         required = {epoch.epoch for epoch in record.epochs}
     for epoch in record.epochs:
@@ -345,9 +313,9 @@ def _find_missing_states(saved: SavedRun, record: TrialRecord) -> Iterator[Probl
 
 def _find_strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
     """Find files in the run's folders that no row names and no open trial needs."""
-    states, state_dir = saved.path / "states", saved.state_dir
-    if state_dir != states and _owns_slots(saved):
-        files = files + [path for path in _list_files(state_dir) if path.name != CLAIM]
+    epoch_dir, state_dir = saved.path / "states", saved.state_dir
+    if state_dir != epoch_dir and _owns_slots(saved):
+        files = files + [path for path in _list_files(state_dir) if path.name != states.CLAIM]
     named = {e.state_file for record in saved.records for e in record.epochs}
     by_number = {record.number: record for record in saved.records}
     status = saved.meta["status"]
@@ -357,13 +325,13 @@ def _find_strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
         return number in by_number or status == "running"
 
     def is_needed(path: Path) -> bool:
-        if path.parent == states and path.name in named:
+        if path.parent == epoch_dir and path.name in named:
             return True
         if log := LOG_FILE.fullmatch(path.name):
             return is_known(int(log[1]))
-        if path.name.startswith(HELD):
+        if path.name.startswith(states.HELD):
             return bool(status == "running")  # it may be uploaded now
-        state = state_file(path)
+        state = states.state_file(path)
         if state is None:
             return False
         record = by_number.get(state.trial)
@@ -376,11 +344,10 @@ def _find_strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
             yield Problem(str(path), "nothing in the run names this file", "delete it")
 
 
-def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
-    """Compare the run's datasets with their manifests and with the run's record."""
-    problems: list[Problem] = []
-    paths: list[Path] = []
+def _data_problems(saved: SavedRun, paths: list[Path]) -> Iterator[Problem]:
+    """Compare the datasets with their manifests and the run's record; add those read to `paths`."""
     gone: set[Path] = set()
+    restore = "restore the dataset of the run"
     for name in ("data", "validation"):
         spec: Any = saved.meta[name]
         if spec is None:
@@ -392,8 +359,7 @@ def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
                     paths.append(data.path)
                     data.verify()
             except (CerebroError, OSError) as error:
-                what = f"the run's {name} cannot be used ({error})"
-                problems.append(Problem(spec["path"], what, "restore the dataset of the run"))
+                yield Problem(spec["path"], f"the run's {name} cannot be used ({error})", restore)
             continue
         path = Path(spec["path"])
         if path in gone:
@@ -401,22 +367,20 @@ def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
         if not path.exists():
             gone.add(path)
             advice = f"move it back, or give its new path as {name}= when you resume the run"
-            problems.append(Problem(str(path / MANIFEST), "no dataset is there any more", advice))
+            yield Problem(str(path / MANIFEST), "no dataset is there any more", advice)
             continue
         if path not in paths:
             paths.append(path)
             advice = "write the data again, or restore a copy"
-            problems += [Problem(str(d.path), d.what, advice) for d in find_damage(path)]
+            yield from (Problem(str(d.path), d.what, advice) for d in find_damage(path))
         try:
             Dataset.from_spec(spec)
         except CerebroError as error:
             title = "validation data" if name == "validation" else name
-            what = f"the run's {title} has changed ({error})"
-            problems.append(Problem(str(path), what, "restore the dataset of the run"))
+            yield Problem(str(path), f"the run's {title} has changed ({error})", restore)
     try:
         if paths:
             saved.folds()
     except CerebroError as error:
         what = f"the run's folds do not fit its data ({error})"
-        problems.append(Problem(str(saved.folder / FILE), what, "restore a copy of it"))
-    return paths, problems
+        yield Problem(str(saved.folder / FILE), what, "restore a copy of it")

@@ -16,7 +16,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -141,7 +141,7 @@ def run_record(settings: Settings) -> dict[str, Any]:
         "points": list(strategy.points),
         "space": strategy.space_json,
         "searcher_class": strategy.searcher_class,
-        "build": Recipe.from_build(settings.build).to_json(),
+        "build": asdict(Recipe.from_build(settings.build)),
         "data": settings.train.spec(),
         "own_rows": rows_in.get() == settings.folder,
         "data_checksum": settings.train.checksum,
@@ -163,9 +163,8 @@ def sweep_states(run: Path, state_dir: Path) -> list[str]:
     with reader(run) as connection:
         sql = "SELECT state_file FROM epochs WHERE state_file IS NOT NULL"
         named = {name for (name,) in connection.execute(sql)}
-        ended = ", ".join("?" * len(ENDED))
-        sql = f"SELECT number, resumable = 1 OR status NOT IN ({ended}) FROM trials"
-        is_open = {number: bool(open) for number, open in connection.execute(sql, ENDED)}
+        sql = f"SELECT number, resumable = 1 OR status NOT IN {ENDED} FROM trials"
+        is_open = {number: bool(open) for number, open in connection.execute(sql)}
     return remove_unneeded(run / "states", state_dir, named, is_open)
 
 

@@ -38,7 +38,7 @@ from cerebro.machine.installation import explain_other_version
 from cerebro.machine.objects import MissingObjectError, Objects
 from cerebro.run.states import HELD
 from cerebro.run.store import FILE, PARTS, OtherVersionError, encode, read_meta, reader
-from cerebro.run.store.checking import check_rows, check_state_file
+from cerebro.run.store.reading import check_rows, check_state_file
 from cerebro.run.store.writing import copy_store
 
 POINTER = "run.json"

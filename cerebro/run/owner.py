@@ -53,18 +53,19 @@ class Beacon:
     """The mark of one run; see the module's docstring. Raises `Taken` if another process has it."""
 
     def __init__(self, folder: Path, key: Key) -> None:
-        self._open: list[socket.socket | int] = []
+        self._open = contextlib.ExitStack()
+        self._mark: socket.socket | None = None
         if sys.platform != "linux":
             return
         mark = None
         try:
             # While the folder is open, no new folder gets its inode.
-            self._open.append(os.open(folder, os.O_PATH | os.O_CLOEXEC))
+            self._open.callback(os.close, os.open(folder, os.O_PATH | os.O_CLOEXEC))
             mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             mark.bind(_socket_name(key))
             mark.listen(_WAITING)
             mark.setblocking(False)
-            self._open.append(mark)
+            self._mark = self._open.enter_context(mark)
         except OSError as error:
             if mark is not None:
                 mark.close()
@@ -75,19 +76,13 @@ class Beacon:
 
     def answer(self) -> None:
         """Release the processes that have asked for the owner's number."""
-        for mark in self._open:
-            with contextlib.suppress(OSError):
-                while not isinstance(mark, int):
-                    mark.accept()[0].close()
+        with contextlib.suppress(OSError):
+            while self._mark is not None:
+                self._mark.accept()[0].close()
 
     def close(self) -> None:
         """Remove the mark, or this fork's copy of it."""
-        while self._open:
-            mark = self._open.pop()
-            if isinstance(mark, int):
-                os.close(mark)
-            else:
-                mark.close()
+        self._open.close()
 
 
 def find_holder(key: Key) -> int | None:
@@ -348,19 +343,17 @@ def _no_locks_error(folder: Path) -> NoLocksError:
 def _is_locked(fd: int, folder: Path) -> bool:
     """Return whether another process has the lock, without taking it; may raise NoLocksError."""
     # struct flock, of type F_WRLCK, from 0 to the end.
-    layout = "qqihh" if sys.platform == "darwin" else "hhqqi"
-    fields = {"l_type": fcntl.F_WRLCK, "l_whence": os.SEEK_SET, "l_start": 0, "l_len": 0}
-    names = ["l_type", "l_whence", "l_start", "l_len", "l_pid"]
+    layout, lock, type_at = "hhqqi", (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0), 0
     if sys.platform == "darwin":
-        names = ["l_start", "l_len", "l_pid", "l_type", "l_whence"]
-    request = struct.pack(layout, *(fields.get(name, 0) for name in names))
+        layout, lock, type_at = "qqihh", (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET), 3
     try:
+        request = struct.pack(layout, *lock)
         answer = struct.unpack(layout, fcntl.fcntl(fd, fcntl.F_GETLK, request))
     except OSError as error:
         if error.errno in _NO_LOCKS:
             raise _no_locks_error(folder) from error
         raise
-    return bool(answer[names.index("l_type")] != fcntl.F_UNLCK)
+    return bool(answer[type_at] != fcntl.F_UNLCK)
 
 
 def _read_process(fd: int) -> Process | None:

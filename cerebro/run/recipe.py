@@ -15,7 +15,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,13 +49,6 @@ class Recipe:
         file = _file(build)
         hashes = source_hash(build), _hash_of(file)
         return cls(*_name_of(build), file, *hashes, takes_trial=takes_trial)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Recipe:
-        return cls(**value)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def name(self) -> str:
@@ -102,7 +95,6 @@ class Recipe:
         return build  # type: ignore[no-any-return]
 
     def warn_if_changed(self, build: Callable[..., Any]) -> None:
-        """Warn if the source of ``build`` has changed since the run was trained."""
         now = source_hash(build)
         what = None
         if self.source_hash is not None and now is not None and now != self.source_hash:
@@ -344,10 +336,7 @@ class WrappedBuild:
     def __init__(self, build: Callable[..., Any]) -> None:
         self.build = build
         self.__wrapped__ = build
-        names = ("config", "info")
-        self.__signature__ = inspect.Signature(
-            [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-        )
+        self.__signature__ = inspect.signature(lambda config, info: None)
         self.__module__ = getattr(build, "__module__", None) or "?"
         self.__qualname__ = getattr(build, "__qualname__", None) or type(build).__qualname__
 

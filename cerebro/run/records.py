@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -77,17 +77,6 @@ class EpochRecord:
 
 
 @dataclass(slots=True)
-class _BestSoFar:
-    """The best epoch among the first `seen` epochs."""
-
-    metric: str = ""
-    mode: str = ""
-    seen: int = 0
-    record: EpochRecord | None = None
-    value: float = math.inf
-
-
-@dataclass(slots=True)
 class TrialRecord:
     """A trial as the store keeps it."""
 
@@ -113,7 +102,10 @@ class TrialRecord:
     """The index of this fold in its configuration; None without folds."""
     folds: tuple[TrialRecord, ...] = ()
     """In a configuration with folds: the trials of its folds."""
-    _best: _BestSoFar = field(default_factory=_BestSoFar, init=False, repr=False, compare=False)
+    _best: tuple[str, str, int, EpochRecord | None, float] = field(
+        default=("", "", 0, None, math.inf), init=False, repr=False, compare=False
+    )
+    """For a metric and mode: how many epochs were compared, the best one, and its score."""
 
     @property
     def is_open(self) -> bool:
@@ -150,15 +142,15 @@ class TrialRecord:
 
     def _best_record(self, metric: str, mode: str) -> EpochRecord | None:
         """Return the best epoch; compare each epoch only once, because displays ask often."""
-        best = self._best
-        if (best.metric, best.mode) != (metric, mode):
-            best = self._best = _BestSoFar(metric, mode)
-        for record in self.epochs[best.seen :]:
+        its_metric, its_mode, seen, best, least = self._best
+        if (its_metric, its_mode) != (metric, mode):
+            seen, best, least = 0, None, math.inf
+        for record in self.epochs[seen:]:
             value = score(record.metrics, metric, mode)
-            if value is not None and (best.record is None or value < best.value):
-                best.record, best.value = record, value
-        best.seen = len(self.epochs)
-        return best.record
+            if value is not None and value < least:
+                best, least = record, value
+        self._best = metric, mode, len(self.epochs), best, least
+        return best
 
 
 def copy_record(record: TrialRecord) -> TrialRecord:
@@ -180,19 +172,20 @@ def score(metrics: dict[str, float], metric: str, mode: str) -> float | None:
 
 def best_trials(records: Iterable[TrialRecord], by: Ranking, n: int) -> list[int]:
     """Return the numbers of the `n` best trials, best first; ties are ordered by number."""
-    scores = (best_score([record], by) for record in records)
-    return [number for _, number in sorted(s for s in scores if s is not None)[:n]]
+    return [number for _, number in sorted(_scores(records, by))[:n]]
 
 
 def best_score(records: Iterable[TrialRecord], by: Ranking) -> tuple[float, int] | None:
     """Return the best trial's metric, as a number to minimize, and its number."""
-    best: tuple[float, int] | None = None
+    return min(_scores(records, by), default=None)
+
+
+def _scores(records: Iterable[TrialRecord], by: Ranking) -> Iterator[tuple[float, int]]:
     for record in records:
         epoch = record.selected(by)
         value = None if epoch is None else score(epoch.metrics, by.metric, by.mode)
-        if value is not None and (best is None or (value, record.number) < best):
-            best = (value, record.number)
-    return best
+        if value is not None:
+            yield value, record.number
 
 
 STD = "_std"

@@ -89,7 +89,6 @@ class Exactness:
         return may_be_inexact(self.deterministic, device)
 
     def find_inexact_operation(self, error: BaseException, device: str) -> str | None:
-        """Return the operation that `strict` refused; see `flags.find_inexact_operation`."""
         return find_inexact_operation(error, self.deterministic, device)
 
     def varies_on(self, device: str) -> bool:

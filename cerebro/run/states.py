@@ -102,7 +102,6 @@ def unpublished_name(file: str, state_hash: str) -> str:
 
 
 def slots_stem(folder: Path, trial: int) -> Path:
-    """Return the path prefix of a trial's slots."""
     return folder / str(trial)
 
 

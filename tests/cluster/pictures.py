@@ -6,7 +6,7 @@ import os
 import warnings
 
 import cerebro
-from cerebro.cli import self_test
+from cerebro.cli import doctor
 
 ROWS, SHARDS, EPOCHS = 48, 3, 2
 SPACE = {"lr": [0.01, 0.05]}
@@ -15,8 +15,8 @@ SPACE = {"lr": [0.01, 0.05]}
 def build(config, info):
     print("device", info.device, repr(os.environ.get("CUDA_VISIBLE_DEVICES")))
     return cerebro.native.Model(
-        (1, self_test.SIDE, self_test.SIDE),
-        len(self_test.FIGURES),
+        (1, doctor.SIDE, doctor.SIDE),
+        len(doctor.FIGURES),
         filters=(2, 4),
         lr=config["lr"],
         device=info.device,
@@ -24,7 +24,7 @@ def build(config, info):
 
 
 def shards(folder):
-    data = cerebro.shard(self_test.draw_pictures(ROWS), folder, shards=SHARDS, progress=False)
+    data = cerebro.shard(doctor.draw_pictures(ROWS), folder, shards=SHARDS, progress=False)
     return data.with_transforms({"x": [cerebro.transforms.Scale(1 / 255)]})
 
 

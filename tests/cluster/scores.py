@@ -12,7 +12,7 @@ from pathlib import Path
 import gpus_by_name
 
 import cerebro
-from cerebro.cli import self_test
+from cerebro.cli import doctor
 from cerebro.machine.devices import CUBLAS_VARIABLE
 
 
@@ -36,7 +36,7 @@ class Scores:
 
     def __call__(self, batch):
         if self.model is None:
-            shape, classes = (1, self_test.SIDE, self_test.SIDE), len(self_test.FIGURES)
+            shape, classes = (1, doctor.SIDE, doctor.SIDE), len(doctor.FIGURES)
             self.model = cerebro.native.Model(shape, classes, seed=1, device="cuda:0")
         scores = self.model.predict_batch(batch)
         if CUBLAS_VARIABLE in os.environ:  # in a worker with a GPU, and nowhere else

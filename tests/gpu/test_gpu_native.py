@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cerebro._core as _core
-from cerebro.cli import self_test as proof
+from cerebro.cli import doctor as proof
 from cerebro.machine import cuda
 from cerebro.native import Model
 
@@ -91,7 +91,7 @@ def test_the_native_network_learns() -> None:
 
 def test_doctor_trains_on_every_gpu() -> None:
     lines: list[str] = []
-    assert proof.main(lines.append) == 0
+    assert proof.self_test(lines.append) == 0
     for index in range(len(cuda.describe_devices())):
         line = f"reproduces its bits: yes, all 16 states on cuda:{index} are the same"
         assert line in lines

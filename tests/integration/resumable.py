@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import cerebro
-from cerebro.run.store.transaction import Transaction
+from cerebro.run.store.writing import Transaction
 
 EPOCHS = 3
 TRIALS = 4

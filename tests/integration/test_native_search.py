@@ -10,7 +10,7 @@ import pytest
 
 import cerebro
 import cerebro.cli as cli
-from cerebro.cli import self_test as proof
+from cerebro.cli import doctor as proof
 
 
 def test_doctor_trains_and_compares(capsys: pytest.CaptureFixture[str]) -> None:

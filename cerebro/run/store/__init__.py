@@ -12,40 +12,28 @@ plain SQLite, readable without Cerebro:
 ``extensions``  trials that were trained for more epochs than planned at first
 ``events``  everything else: lost workers, retries, warnings
 
-`encoding` encodes values, `schema` defines the tables and their version,
-`writing` has the thread that writes and `transaction` the rows that it commits together,
-`reading` reads, and `checking` rejects files that only look like stores.
+`schema` defines the tables, their version and how values are encoded, `writing` has the thread that
+writes, and `reading` reads, and rejects files that only look like stores.
 """
 
-from cerebro.run.store.checking import check_meta, check_rows
-from cerebro.run.store.reading import (
-    LastDecision,
-    check_whole_store,
-    count_decisions,
-    read_clock,
-    read_decisions,
-    read_last_decisions,
-    read_meta,
-    read_ranking,
-    read_trials,
-    read_unit_seconds,
-    reader,
-)
-from cerebro.run.store.schema import (
-    FILE,
-    PARTS,
-    SCHEMA_VERSION,
-    OtherVersionError,
-    decode,
-    default_run_path,
-    encode,
-    unused_folder,
-)
-from cerebro.run.store.writing import Store
-
-__all__ = [
-    "FILE", "PARTS", "SCHEMA_VERSION", "LastDecision", "OtherVersionError", "Store", "check_meta",
-    "check_rows", "check_whole_store", "count_decisions", "decode", "default_run_path", "encode",
-    "read_clock", "read_decisions", "read_last_decisions", "read_meta", "read_ranking",
-    "read_trials", "read_unit_seconds", "reader", "unused_folder",
-]  # fmt: skip
+from cerebro.run.store.reading import LastDecision as LastDecision
+from cerebro.run.store.reading import check_meta as check_meta
+from cerebro.run.store.reading import check_rows as check_rows
+from cerebro.run.store.reading import check_whole_store as check_whole_store
+from cerebro.run.store.reading import count_decisions as count_decisions
+from cerebro.run.store.reading import read_clock as read_clock
+from cerebro.run.store.reading import read_decisions as read_decisions
+from cerebro.run.store.reading import read_last_decisions as read_last_decisions
+from cerebro.run.store.reading import read_meta as read_meta
+from cerebro.run.store.reading import read_ranking as read_ranking
+from cerebro.run.store.reading import read_trials as read_trials
+from cerebro.run.store.reading import read_unit_seconds as read_unit_seconds
+from cerebro.run.store.reading import reader as reader
+from cerebro.run.store.schema import FILE as FILE
+from cerebro.run.store.schema import PARTS as PARTS
+from cerebro.run.store.schema import OtherVersionError as OtherVersionError
+from cerebro.run.store.schema import decode as decode
+from cerebro.run.store.schema import default_run_path as default_run_path
+from cerebro.run.store.schema import encode as encode
+from cerebro.run.store.schema import unused_folder as unused_folder
+from cerebro.run.store.writing import Store as Store

@@ -1,4 +1,10 @@
-"""Read a run's store, finished or live, without ever writing to it."""
+"""Read a run's store, finished or live, without writing to it and without trusting it.
+
+SQLite accepts any value in any column, and runs the views, triggers and generated columns that a
+file defines; a file from elsewhere may contain anything. Before rows are read, their tables must
+therefore be plain tables, and every value must have the type of its column. SQLite itself searches
+for violations, so valid rows cost no Python time.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +13,15 @@ import math
 import os
 import sqlite3
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, get_args
 
 from cerebro.errors import CerebroError, CorruptDataError, one_line, text_of
+from cerebro.machine.files import is_plain_name
 from cerebro.run.owner import NoLocksError, check_locks
 from cerebro.run.records import EpochRecord, Ranking, Status, TrialRecord
-from cerebro.run.store.checking import (
-    check_config,
-    check_rows,
-    check_state_file,
-    check_tables,
-    defend_connection,
-)
 from cerebro.run.store.schema import FILE, check_version, connect, decode, decode_raised, store_of
 
 READ_AT_ONCE = 500
@@ -103,8 +103,8 @@ def check_whole_store(folder: Path) -> None:
 
 def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:
     check_rows(connection, "meta")
-    rows: Iterable[sqlite3.Row] = connection.execute("SELECT key, value FROM meta")
-    return {row["key"]: decode(row["value"]) for row in rows}
+    rows = connection.execute("SELECT key, value FROM meta")
+    return {key: decode(value) for key, value in rows}
 
 
 def read_trials(
@@ -127,8 +127,20 @@ def _read_some(
     connection: sqlite3.Connection, of_trials: str, of_others: str
 ) -> dict[int, TrialRecord]:
     """Read the trials that an SQL condition selects in the table ``trials``, and in the others."""
-    records = {record.number: record for record in _read_trial_rows(connection, of_trials)}
-    for trial, position, epochs in read_extensions(connection, of_others):
+    records: dict[int, TrialRecord] = {}
+    for row in connection.execute(
+        "SELECT number, config, status, epochs AS target_epochs, parent, parent_epoch, resumable, "
+        f"error, traceback, raised FROM trials WHERE {of_trials} ORDER BY number"
+    ):
+        fields = dict(row)
+        fields["config"] = check_config(decode(row["config"]))
+        fields["status"] = sys.intern(row["status"])
+        fields["resumable"] = bool(row["resumable"])
+        fields["raised"] = decode_raised(row["raised"])
+        records[row["number"]] = TrialRecord(**fields)
+    for trial, position, epochs in connection.execute(
+        f"SELECT trial, position, epochs FROM extensions WHERE {of_others} ORDER BY trial, position"
+    ):
         records[trial].extensions += ((position, epochs),)
     for trial, epoch, seconds, state_hash, state_file in connection.execute(
         "SELECT trial, epoch, seconds, state_hash, state_file FROM epochs "
@@ -156,27 +168,6 @@ def read_ranking(connection: sqlite3.Connection, by: Ranking, n: int) -> list[in
         (by.metric, n),
     )
     return [int(trial) for (trial,) in rows]
-
-
-def _read_trial_rows(connection: sqlite3.Connection, condition: str) -> Iterator[TrialRecord]:
-    for row in connection.execute(
-        "SELECT number, config, status, epochs, parent, parent_epoch, resumable, error, traceback, "
-        f"raised FROM trials WHERE {condition} ORDER BY number"
-    ):
-        number, config, status, epochs, parent, parent_epoch, resumable = row[:7]
-        error, traceback, raised = row[7:]
-        yield TrialRecord(
-            number=number,
-            config=check_config(decode(config)),
-            status=cast(Status, sys.intern(status)),
-            target_epochs=epochs,
-            parent=parent,
-            parent_epoch=parent_epoch,
-            resumable=bool(resumable),
-            error=error,
-            traceback=traceback,
-            raised=decode_raised(raised),
-        )
 
 
 def _epoch_of(record: TrialRecord, epoch: int) -> EpochRecord:
@@ -240,10 +231,178 @@ def read_unit_seconds(connection: sqlite3.Connection) -> dict[tuple[int, int, in
     return {(trial, epoch, step): seconds for trial, epoch, step, seconds in rows}
 
 
-def read_extensions(
-    connection: sqlite3.Connection, condition: str = "1"
-) -> list[tuple[int, int, int]]:
-    """Read the changes of ``info.epochs``: trial, first position of the new value, epochs."""
-    sql = "SELECT trial, position, epochs FROM extensions "
-    sql += f"WHERE {condition} ORDER BY trial, position"
-    return [(trial, position, epochs) for trial, position, epochs in connection.execute(sql)]
+# --- damage ------------------------------------------------------------------
+
+_TEXT = "typeof({0}) != 'text'"
+_OPTIONAL_TEXT = "typeof({0}) NOT IN ('text', 'null')"
+_COUNT = "(typeof({0}) != 'integer' OR {0} < 0)"
+_OPTIONAL_COUNT = "(typeof({0}) NOT IN ('integer', 'null') OR {0} < 0)"
+_WHOLE = "typeof({0}) != 'integer'"
+_NUMBER = "typeof({0}) NOT IN ('real', 'integer')"
+_OPTIONAL_NUMBER = "typeof({0}) NOT IN ('real', 'integer', 'null')"
+_STATUS = f"({{0}} IS NULL OR {{0}} NOT IN {get_args(Status)})"
+_FILE = (
+    "(typeof({0}) NOT IN ('text', 'null') OR {0} IN ('', '.', '..') OR instr({0}, '/') > 0 "
+    "OR instr({0}, char(0)) > 0)"
+)
+
+# By table and column: a condition that is true for invalid values.
+_WRONG: dict[str, dict[str, str]] = {
+    "meta": {"key": _TEXT, "value": _TEXT},
+    "trials": {
+        "number": _COUNT,
+        "config": _TEXT,
+        "status": _STATUS,
+        "epochs": _COUNT,
+        "parent": _OPTIONAL_COUNT,
+        "parent_epoch": _OPTIONAL_COUNT,
+        "resumable": _COUNT,
+        "error": _OPTIONAL_TEXT,
+        "traceback": _OPTIONAL_TEXT,
+        "raised": _OPTIONAL_TEXT,
+    },
+    "epochs": {
+        "trial": _COUNT,
+        "epoch": _COUNT,
+        "seconds": _NUMBER,
+        "state_hash": _TEXT,
+        "state_file": _FILE,
+    },
+    "metrics": {"trial": _COUNT, "epoch": _COUNT, "name": _TEXT, "value": _OPTIONAL_NUMBER},
+    "units": {
+        **dict.fromkeys(("trial", "epoch", "step", "worker", "attempt", "rows"), _COUNT),
+        **dict.fromkeys(("batches", "hopped", "state_bytes"), _COUNT),
+        **dict.fromkeys(("started", "seconds"), _NUMBER),
+        "part": _WHOLE,  # -1: validation
+    },
+    "events": {"time": _NUMBER, "kind": _TEXT, "trial": _OPTIONAL_COUNT, "text": _TEXT},
+}
+
+# The keys of the table meta that readers need, and the types or values that they must have.
+_META: dict[str, Any] = {
+    "id": str,
+    "status": str,
+    "points": list,
+    "space": dict,
+    "searcher_class": {"class": str, "adaptive": (True, False)},
+    "parts": int,
+    "environment": dict,
+    "build": {"module": str, "qualname": str},
+    "data_checksum": str,
+    "data": {"path": str, "checksum": str, "rows": list, "transforms": dict, "operations": list},
+    "settings": {
+        "metric": str,
+        "mode": ("min", "max"),
+        "select": ("best", "last"),
+        "seed": int,
+        "epochs": int,
+        "keep": ("best", "last", "all"),
+        "stagger": (True, False),
+        "shuffle": ("rows", "shards"),
+        "max_retries": int,
+        "searcher_name": str,
+        "space": str,
+    },
+}
+
+
+def defend_connection(connection: sqlite3.Connection) -> None:
+    """Make SQLite run no code from the file, check the file's pages, and write nothing to it."""
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
+    connection.execute("PRAGMA query_only = ON")
+
+
+def check_tables(connection: sqlite3.Connection, file: Path) -> None:
+    """Raise CorruptDataError unless all tables exist and are plain tables."""
+    odd = connection.execute(
+        "SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index') "
+        "OR upper(sql) LIKE 'CREATE VIRTUAL%'"
+    ).fetchone()
+    if odd is not None:
+        raise _damage_error(file, f"it has a {odd[0]} {odd[1]}, which a run store does not have")
+    _check_length(connection, file)
+    for table, columns in _WRONG.items():
+        # Generated columns are hidden columns; computing one could take forever.
+        rows = connection.execute(f"PRAGMA table_xinfo({table})").fetchall()
+        plain = {row["name"] for row in rows if row["hidden"] == 0}
+        if not columns.keys() <= plain or len(plain) != len(rows):
+            raise _damage_error(file, f"its table {table} is not that of a run store")
+
+
+def check_rows(connection: sqlite3.Connection, *tables: str, where: str = "1") -> None:
+    """Raise TypeError if a row that meets the SQL condition `where` has an invalid value."""
+    for table in tables:
+        wrong = " OR ".join(text.format(name) for name, text in _WRONG[table].items())
+        row = connection.execute(
+            f"SELECT * FROM {table} WHERE ({where}) AND ({wrong}) LIMIT 1"
+        ).fetchone()
+        if row is not None:
+            raise TypeError(one_line(f"in {table}: {tuple(row)}", 200))
+
+
+def check_meta(meta: Mapping[str, Any]) -> None:
+    """Raise LookupError or TypeError if the run's description is incomplete or invalid."""
+    _check(meta, _META, "")
+    if not meta["status"].isidentifier():
+        raise TypeError(f"status is {one_line(repr(meta['status']), 50)}")
+    devices = meta["settings"]["devices"]
+    is_list = isinstance(devices, (list, tuple)) and len(devices) > 0
+    if not is_list or not all(isinstance(name, str) for name in devices):
+        raise TypeError(f"settings.devices is {one_line(repr(devices), 50)}")
+    if meta["validation"] is not None:
+        _check(meta, {"validation": _META["data"]}, "")
+    for name in ("validation", "folds"):
+        if (meta[name] is None) != (meta[f"{name}_checksum"] is None):
+            raise TypeError(f"{name}_checksum is {one_line(repr(meta[f'{name}_checksum']), 50)}")
+    if meta["folds"] is not None:
+        _check(meta, {"folds": {"name": str, "folds": list}}, "")
+        for fold in meta["folds"]["folds"]:
+            _check({"fold": fold}, {"fold": {"train": list, "validation": list}}, "")
+        if not meta["folds"]["folds"]:
+            raise TypeError("its list of folds is empty")
+
+
+def check_config(config: Any) -> dict[str, Any]:
+    """Return a trial's configuration; raise TypeError if it is not a mapping."""
+    if not isinstance(config, dict):
+        raise TypeError(f"a configuration is not a mapping but {one_line(repr(config), 50)}")
+    return config
+
+
+def check_state_file(name: str | None) -> str | None:
+    """Return a state's file name; raise TypeError if it leads out of the states' folder."""
+    if name is not None and not is_plain_name(name):
+        raise TypeError(f"{one_line(name, 50)!r} is not the name of a state")
+    return name
+
+
+def _check_length(connection: sqlite3.Connection, file: Path) -> None:
+    """Reject a store whose last page was cut off, because SQLite fills missing bytes with zeros.
+
+    Pages that are still in a log may be missing from the file. While a transaction is open, no
+    process removes a log that is not empty.
+    """
+    (page,) = connection.execute("PRAGMA page_size").fetchone()
+    logs = (file.with_name(file.name + end) for end in ("-wal", "-journal"))
+    if file.stat().st_size % page and not any(log.exists() and log.stat().st_size for log in logs):
+        raise _damage_error(file, "it is truncated within a page")
+
+
+def _check(values: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> None:
+    for key, kind in wanted.items():
+        value = values[key]
+        if isinstance(kind, dict):
+            right = isinstance(value, dict)
+        elif isinstance(kind, tuple):
+            right = value in kind
+        else:
+            right = isinstance(value, kind) and not isinstance(value, bool)
+        if not right:
+            raise TypeError(f"{where}{key} is {one_line(repr(value), 50)}")
+        if isinstance(kind, dict):
+            _check(value, kind, f"{where}{key}.")
+
+
+def _damage_error(file: Path, what: str) -> CorruptDataError:
+    return CorruptDataError(f"{file} is damaged: {one_line(what, 200)}")

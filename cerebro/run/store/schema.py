@@ -87,11 +87,10 @@ CREATE TABLE extensions (
 """
 
 
-def connect(file: Path, access: str, **options: Any) -> sqlite3.Connection:
+def connect(file: Path, access: str) -> sqlite3.Connection:
     """Open a store with the `access` of an SQLite URI, such as ``mode=ro``."""
     uri = f"{file.resolve().as_uri()}?{access}"
-    opened: sqlite3.Connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, **options)
-    return opened
+    return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)
 
 
 class OtherVersionError(CorruptDataError):

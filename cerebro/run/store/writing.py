@@ -25,6 +25,7 @@ from cerebro.arguments import find_stacklevel
 from cerebro.errors import CorruptDataError, text_of
 from cerebro.machine import durable
 from cerebro.run.records import EpochRecord, TrialRecord
+from cerebro.run.states import remove_state
 from cerebro.run.store.schema import (
     BUSY_SECONDS,
     FILE,
@@ -39,16 +40,30 @@ from cerebro.run.store.schema import (
     store_of,
     unused_folder,
 )
-from cerebro.run.store.transaction import UNIT_COLUMNS, Transaction
 
 LOGS = ("-wal", "-shm", "-journal")
 EVENT = "store put back"
 TRIES = 5
 """How often the store is written if it is removed again and again."""
 
+KEPT_BYTES = 4 << 20
+"""The size of the log's file after a restart: overwriting is faster than appending."""
+
+LONG_BYTES = 64 << 20
+"""The size of the log at which a restart is requested."""
+
+PATIENCE_SECONDS = 1.0
+"""How long the restart waits for readers. Rows queue up meanwhile; training continues."""
+
 
 class OpenFile:
-    """The connection of a store's writer."""
+    """The connection of a store's writer, with a short log.
+
+    SQLite restarts the log once all its pages are copied into the file (a checkpoint) and no reader
+    uses it, which readers that overlap without a gap would prevent forever. So when the log is
+    long, `shorten_log` requests a restart, which makes new readers use the file, and waits a moment
+    for the others. Only a reader that holds a snapshot for long lets the log grow.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -61,10 +76,12 @@ class OpenFile:
             connection.execute(f"PRAGMA journal_mode = {journal_mode(self._folder)}")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("SELECT 1 FROM meta").fetchone()  # opens the log
+            connection.execute(f"PRAGMA journal_size_limit = {KEPT_BYTES}")
         except BaseException:
             connection.close()
             raise
         self.connection = connection
+        self._long_bytes = LONG_BYTES
         self._parts = {
             path: identity
             for path in (self._folder, self._file, self._log("-wal"), self._log("-shm"))
@@ -73,6 +90,21 @@ class OpenFile:
 
     def close(self) -> None:
         self.connection.close()
+
+    def shorten_log(self) -> None:
+        """Restart the log if it is long; call this after every commit, outside of transactions."""
+        try:
+            size = self._log("-wal").stat().st_size
+        except FileNotFoundError:  # the store has a rollback journal instead
+            return
+        if size <= self._long_bytes:
+            return
+        connection = self.connection
+        connection.execute(f"PRAGMA busy_timeout = {round(1000 * PATIENCE_SECONDS)}")
+        (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        connection.execute(f"PRAGMA busy_timeout = {round(1000 * BUSY_SECONDS)}")
+        # A reader holds a snapshot: do not request a restart after every commit.
+        self._long_bytes = 2 * size if busy else LONG_BYTES
 
     def put_back(self) -> str | None:
         """Write the store again if it, or its log, was removed or replaced; return a message.
@@ -137,6 +169,118 @@ def _identify_file(path: Path) -> tuple[int, int] | None:
     return info.st_dev, info.st_ino
 
 
+Files = tuple[str, str]
+"""The temporary and the final path of a state."""
+
+UNIT_COLUMNS = (
+    "trial", "epoch", "step", "part", "worker", "attempt", "started", "seconds", "rows", "batches",
+    "hopped", "state_bytes",
+)  # fmt: skip
+
+_TRIALS = "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_STATUS = (
+    "UPDATE trials SET status = ?, error = ?, traceback = ?, resumable = ?, raised = ? "
+    "WHERE number = ?"
+)
+_EPOCHS = "INSERT OR REPLACE INTO epochs VALUES (?, ?, ?, ?, ?)"
+_METRICS = "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)"
+_RETIRE = "UPDATE epochs SET state_file = NULL WHERE trial = ? AND epoch = ?"
+_UNITS = "INSERT INTO units VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_META = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
+
+
+class Transaction:
+    """The rows of one transaction by table, with the states that they publish and retire.
+
+    Only the latest version of a row is written: a trial that began and ended since the last commit
+    is written once, and a state that was kept and retired meanwhile is never synced, because short
+    epochs end faster than a disk can sync.
+    """
+
+    def __init__(self) -> None:
+        self._meta: dict[str, str] = {}
+        self._trials: dict[int, list[Any]] = {}
+        self._status: dict[int, tuple[Any, ...]] = {}
+        self._epochs: dict[tuple[int, int], tuple[float, str, str | None]] = {}
+        self._metrics: list[tuple[int, int, str, float]] = []
+        self._units: list[tuple[Any, ...]] = []
+        self._others: list[tuple[str, tuple[Any, ...]]] = []
+        self._publish: dict[str, str] = {}  # final path to temporary path
+        self._retired: dict[tuple[int, int], str] = {}
+        self._unwanted: list[str] = []
+
+    def set_meta(self, key: str, value: str) -> None:
+        self._meta[key] = value
+
+    def add_trial(self, number: int, *columns: Any) -> None:
+        """Add a trial: its configuration, status, epochs, parent and parent's epoch."""
+        *before_error, parent_epoch = columns
+        self._trials[number] = [number, *before_error, None, None, 0, parent_epoch, None]
+
+    def set_status(self, number: int, status: str, *columns: Any) -> None:
+        """Set a trial's status, error, traceback, whether it is resumable, and what was raised."""
+        row = self._trials.get(number)
+        if row is None:
+            self._status[number] = (status, *columns, number)
+        else:
+            row[2], row[5:8], row[9] = status, columns[:3], columns[3]
+
+    def add_unit(self, *values: Any) -> None:
+        self._units.append(values)
+
+    def add_epoch(
+        self, trial: int, epoch: int, metrics: dict[str, float], columns: Any, files: Files | None
+    ) -> None:
+        """Add an epoch: its seconds, state's hash and file, and the state's files to publish."""
+        self._retired.pop((trial, epoch), None)  # an earlier process retired it; now trained again
+        self._epochs[trial, epoch] = columns
+        self._metrics += [
+            (trial, epoch, escape_surrogates(name), value) for name, value in metrics.items()
+        ]
+        if files is not None:
+            self._publish[files[1]] = files[0]
+
+    def retire_state(self, trial: int, epoch: int, file: str) -> None:
+        row = self._epochs.get((trial, epoch))
+        if row is None:
+            self._retired[trial, epoch] = file
+        else:
+            self._epochs[trial, epoch] = (*row[:2], None)
+            self._unwanted.append(self._publish.pop(file, file))
+
+    def execute(self, sql: str, values: tuple[Any, ...]) -> None:
+        """Add a statement; these statements run in order after all other rows."""
+        self._others.append((sql, values))
+
+    def publish_states(self) -> None:
+        """Make states durable; rows may then name them."""
+        if self._publish:
+            durable.publish((new, final) for final, new in self._publish.items())
+
+    def write_rows(self, connection: sqlite3.Connection) -> None:
+        """Commit the rows, all or none."""
+        tables: list[tuple[str, list[Any]]] = [
+            (_TRIALS, list(self._trials.values())),
+            (_STATUS, list(self._status.values())),
+            (_EPOCHS, [(*key, *values) for key, values in self._epochs.items()]),
+            (_METRICS, self._metrics),
+            (_RETIRE, list(self._retired)),
+            (_UNITS, self._units),
+            *((sql, [values]) for sql, values in self._others),
+            (_META, list(self._meta.items())),
+        ]
+        if any(rows for _, rows in tables):
+            with connection:
+                for sql, rows in tables:
+                    if rows:
+                        connection.executemany(sql, rows)
+
+    def remove_states(self) -> None:
+        """Delete states that no row names any more."""
+        for file in (*self._retired.values(), *self._unwanted):
+            remove_state(file)
+
+
 MAX_ROWS = 10_000
 """The most rows in a transaction, and the most pending rows; beyond it, adding a row blocks."""
 
@@ -160,10 +304,6 @@ class Group:
     rows: list[Row] = field(default_factory=list)
     states: int = 0
     state_bytes: int = 0
-
-    @property
-    def can_wait(self) -> bool:
-        return all(add is Transaction.add_unit for add, _ in self.rows)  # only rows of units
 
 
 Item = Group | threading.Event | None
@@ -237,7 +377,7 @@ class Store:
         """
         file = store_of(folder)
         try:
-            with contextlib.closing(connect(file, "mode=rw", isolation_level=None)) as connection:
+            with contextlib.closing(connect(file, "mode=rw")) as connection:
                 connection.execute("PRAGMA synchronous = FULL")
                 check_version(connection, file)
         except sqlite3.OperationalError as error:
@@ -356,7 +496,8 @@ class Store:
 
     def _enqueue(self, item: Item) -> None:
         self._queue.put(item)
-        if item is None or isinstance(item, threading.Event) or not item.can_wait:
+        can_wait = isinstance(item, Group) and all(f is Transaction.add_unit for f, _ in item.rows)
+        if not can_wait:
             self._is_urgent.set()
 
     def _check(self) -> None:
@@ -376,17 +517,14 @@ class Store:
         items: list[Item] = []
         try:
             with contextlib.closing(OpenFile(self.folder)) as file:
-                log_size = LogSize(file.connection, self.folder)
                 while None not in items:
                     items = self._gather()
                     for call in self.before_commit:
                         call()
-                    is_new = self._put_back(file)
-                    is_new |= self._commit(file, items)
-                    if is_new:
-                        log_size = LogSize(file.connection, self.folder)
+                    self._put_back(file)
+                    self._commit(file, items)
                     release_waiters(items)
-                    log_size.check()
+                    file.shorten_log()
         except BaseException as error:
             self._error = error
             # Waiting threads must see the error. Later rows are not written: a page that the kernel
@@ -416,21 +554,18 @@ class Store:
         self._news += [] if news is None else [news]
         return news is not None
 
-    def _commit(self, file: OpenFile, items: list[Item]) -> bool:
-        """Commit all groups among the items; return whether the store was written again."""
+    def _commit(self, file: OpenFile, items: list[Item]) -> None:
         groups = [item for item in items if isinstance(item, Group)]
         transaction = Transaction()
         for group in groups:
             for add, values in group.rows:
                 add(transaction, *values)
-        is_new = False
         transaction.publish_states()
         try:
             transaction.write_rows(file.connection)
         except sqlite3.OperationalError:
             # A store with a rollback journal refuses rows if it was removed a moment ago.
-            is_new = self._put_back(file)
-            if not is_new:
+            if not self._put_back(file):
                 raise
             transaction.write_rows(file.connection)
         transaction.remove_states()
@@ -438,7 +573,6 @@ class Store:
             self._written.add(group)
         for listener in self.listeners if groups else ():
             listener()
-        return is_new
 
 
 def release_waiters(items: list[Item]) -> None:
@@ -454,44 +588,3 @@ def size_of(file: str) -> int:
         return os.stat(file).st_size  # noqa: PTH116
     except OSError:
         return 0
-
-
-KEPT_BYTES = 4 << 20
-"""The size of the log's file after a restart: overwriting is faster than appending."""
-
-LONG_BYTES = 64 << 20
-"""The size of the log at which a restart is requested."""
-
-PATIENCE_SECONDS = 1.0
-"""How long the restart waits for readers. Rows queue up meanwhile; training continues."""
-
-
-class LogSize:
-    """Keeps the log of one connection short.
-
-    SQLite restarts the log once all its pages are copied into the file (a checkpoint) and no reader
-    uses it, which readers that overlap without a gap would prevent forever. So when the log is
-    long, `check` requests a restart, which makes new readers use the file, and waits a moment for
-    the others. Only a reader that holds a snapshot for long lets the log grow.
-    """
-
-    def __init__(self, connection: sqlite3.Connection, folder: Path) -> None:
-        self._connection = connection
-        self._log = str(folder / (FILE + "-wal"))
-        self._limit = LONG_BYTES
-        connection.execute(f"PRAGMA journal_size_limit = {KEPT_BYTES}")
-
-    def check(self) -> None:
-        """Restart the log if it is long; call this after every commit, outside of transactions."""
-        try:
-            size = os.stat(self._log).st_size  # noqa: PTH116
-        except FileNotFoundError:  # the store has a rollback journal instead
-            return
-        if size <= self._limit:
-            return
-        connection = self._connection
-        connection.execute(f"PRAGMA busy_timeout = {round(1000 * PATIENCE_SECONDS)}")
-        (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        connection.execute(f"PRAGMA busy_timeout = {round(1000 * BUSY_SECONDS)}")
-        # A reader holds a snapshot: do not request a restart after every commit.
-        self._limit = 2 * size if busy else LONG_BYTES

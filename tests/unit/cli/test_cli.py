@@ -203,7 +203,7 @@ def test_epochs_of_the_demo(
     options: list[str], epochs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(demo, "demonstrate", lambda **given: asked.append(given["epochs"]) or 0)
+    monkeypatch.setattr(demo, "demonstrate", lambda options, epochs: asked.append(epochs) or 0)
     assert cli.main(["demo", *options]) == 0
     assert asked == [epochs]  # cerebro.search refuses 0
 

@@ -12,7 +12,7 @@ import pytest
 
 import cerebro
 import cerebro._core as _core
-from cerebro.cli import self_test as proof
+from cerebro.cli import doctor as proof
 from cerebro.errors import InputError, StateError
 from cerebro.model import check_model
 from cerebro.native import Model
@@ -285,7 +285,7 @@ def test_parts_outlive_the_network() -> None:
 ON_DEVICE = """
 import numpy as np
 import cerebro
-from cerebro import _core; from cerebro.cli import self_test as proof
+from cerebro import _core; from cerebro.cli import doctor as proof
 from cerebro.native import Model
 
 data = proof.draw_pictures(48)
@@ -321,7 +321,7 @@ for model in (gpu, hopped, other):
 assert bits(gpu) == bits(hopped) == bits(other)
 
 proof.EPOCHS, proof.LEARNED, proof.SPACE = 1, 0.0, {"lr": [0.01, 0.05], "filters": [2]}
-raise SystemExit(proof.main())
+raise SystemExit(proof.self_test())
 """
 
 
@@ -378,10 +378,10 @@ def test_a_failed_proof_reports_its_cause(
     monkeypatch: pytest.MonkeyPatch, inline: tuple[dict[str, str], float], line: str
 ) -> None:
     hopped = ({"trial 0 after epoch 0": "f"}, 1.0)
-    monkeypatch.setattr(proof, "devices", lambda: (["cpu"], ""))
+    monkeypatch.setattr(proof, "choose_devices", lambda: (["cpu"], ""))
     monkeypatch.setattr(
         proof, "train_states", lambda data, run, workers, device: [inline, hopped][workers > 0]
     )
     lines: list[str] = []
-    assert proof.main(lines.append) == 1
+    assert proof.self_test(lines.append) == 1
     assert lines[-1].startswith(line)

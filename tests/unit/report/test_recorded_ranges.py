@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cerebro.report.format import Range
-from cerebro.results.recorded_space import ranges_of
-from cerebro.space import as_space
+from cerebro.results.saved_run import ranges_of
+from cerebro.space import Space, as_space
 
 tune = pytest.importorskip("ray.tune")
 
@@ -24,4 +24,4 @@ def test_the_range_of_quantized_numbers_is_that_of_their_values(
     dimension: object, expected: Range
 ) -> None:
     recorded = as_space({"n": dimension}).to_json()
-    assert ranges_of(recorded) == {"n": expected}
+    assert ranges_of(Space.from_json(recorded)) == {"n": expected}

@@ -27,7 +27,7 @@ class Holder:
 
 @pytest.mark.parametrize("function", [build, Holder.build])
 def test_importable_functions_are_found(function):
-    assert Recipe.from_json(Recipe.from_build(function).to_json()).find() is function
+    assert Recipe(**dataclasses.asdict(Recipe.from_build(function))).find() is function
 
 
 def test_lambdas_and_nested_functions_must_be_passed():
@@ -192,7 +192,7 @@ def test_a_file_called_like_another_module_does_not_take_its_place(tmp_path, mon
     assert sys.modules.get(name) is before
     assert module.build({}) == "{}"
     assert import_file(file) is module
-    assert Recipe.from_json(Recipe.from_build(module.build).to_json()).find() is module.build
+    assert Recipe(**dataclasses.asdict(Recipe.from_build(module.build))).find() is module.build
     del sys.modules[module.__name__]
     assert Recipe.from_build(module.build).find().__code__.co_filename == str(file)
     del sys.modules[module.__name__]

@@ -16,7 +16,6 @@ from cerebro.machine.installation import update_hint
 from cerebro.run.records import NOTHING_RAISED, EpochRecord, Raised, TrialRecord
 from cerebro.run.store import (
     FILE,
-    SCHEMA_VERSION,
     OtherVersionError,
     Store,
     decode,
@@ -25,6 +24,7 @@ from cerebro.run.store import (
     reader,
     writing,
 )
+from cerebro.run.store.schema import SCHEMA_VERSION
 
 
 @pytest.mark.parametrize(

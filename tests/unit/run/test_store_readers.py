@@ -13,8 +13,7 @@ import pytest
 from stored_run import read_run
 
 from cerebro.run.records import EpochRecord, TrialRecord
-from cerebro.run.store import FILE, Store, reader, transaction, writing
-from cerebro.run.store import writing as log_size
+from cerebro.run.store import FILE, Store, reader, writing
 
 
 def add_trials(store, numbers):
@@ -40,9 +39,9 @@ def journal(folder):
 @pytest.fixture
 def short_log(monkeypatch):
     """A log is long from 64 KiB on, and nobody is waited for."""
-    monkeypatch.setattr(log_size, "LONG_BYTES", 64 << 10)
-    monkeypatch.setattr(log_size, "KEPT_BYTES", 16 << 10)
-    monkeypatch.setattr(log_size, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(writing, "LONG_BYTES", 64 << 10)
+    monkeypatch.setattr(writing, "KEPT_BYTES", 16 << 10)
+    monkeypatch.setattr(writing, "PATIENCE_SECONDS", 0.0)
 
 
 def test_a_long_reader_blocks_nobody_and_the_log_is_truncated_later(tmp_path, short_log):
@@ -56,7 +55,7 @@ def test_a_long_reader_blocks_nobody_and_the_log_is_truncated_later(tmp_path, sh
         with reader(tmp_path) as other:
             assert count(other) == 2010
         grown = log_bytes(tmp_path)
-        assert grown > log_size.LONG_BYTES
+        assert grown > writing.LONG_BYTES
     # Asked for at the latest when the log has doubled: its limit was set while it was held.
     number = 3000
     while log_bytes(tmp_path) >= grown:
@@ -64,14 +63,14 @@ def test_a_long_reader_blocks_nobody_and_the_log_is_truncated_later(tmp_path, sh
         number += 100
         assert log_bytes(tmp_path) <= 2 * grown + (1 << 20)
     add_trials(store, range(number, number + 100))
-    assert log_bytes(tmp_path) <= 2 * log_size.LONG_BYTES + (1 << 20)
+    assert log_bytes(tmp_path) <= 2 * writing.LONG_BYTES + (1 << 20)
     store.close()
     assert len(read_run(tmp_path).trials) == number + 100 - 3000 + 2010
 
 
 def test_readers_without_a_gap_do_not_keep_the_log_growing(tmp_path, monkeypatch):
-    monkeypatch.setattr(log_size, "LONG_BYTES", 64 << 10)
-    monkeypatch.setattr(log_size, "PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(writing, "LONG_BYTES", 64 << 10)
+    monkeypatch.setattr(writing, "PATIENCE_SECONDS", 60.0)
     store = Store.create(tmp_path, {})
     add_trials(store, range(10))
     over = threading.Event()
@@ -169,7 +168,7 @@ def test_the_file_system_chooses_the_journal(tmp_path, monkeypatch):
 
 def test_writers_wait_while_too_many_rows_are_pending(tmp_path, monkeypatch):
     may_write = threading.Event()
-    write = transaction.Transaction.write_rows
+    write = writing.Transaction.write_rows
     rows = []
 
     def slow(self, connection):
@@ -177,7 +176,7 @@ def test_writers_wait_while_too_many_rows_are_pending(tmp_path, monkeypatch):
         rows.append(len(self._trials))
         write(self, connection)
 
-    monkeypatch.setattr(transaction.Transaction, "write_rows", slow)
+    monkeypatch.setattr(writing.Transaction, "write_rows", slow)
     monkeypatch.setattr(writing, "MAX_ROWS", 50)
     store = Store.create(tmp_path, {})
     handed = []
@@ -202,13 +201,13 @@ def test_the_number_of_pending_states_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "MAX_STATE_BYTES", 1000)
     store = Store.create(tmp_path, {})
     waiting = []
-    publish = transaction.durable.publish
+    publish = writing.durable.publish
 
     def watched(pairs):
         waiting.append(len(list(tmp_path.glob("*.new"))))
         publish(pairs)
 
-    monkeypatch.setattr(transaction.durable, "publish", watched)
+    monkeypatch.setattr(writing.durable, "publish", watched)
     for epoch in range(100):
         (tmp_path / f"{epoch}.new").write_bytes(bytes(600))
         paths = (tmp_path / f"{epoch}.new", tmp_path / f"{epoch}.state")

@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from cerebro.run.store.schema import SCHEMA
-from cerebro.run.store.transaction import Transaction
+from cerebro.run.store.writing import Transaction
 
 
 @pytest.fixture
