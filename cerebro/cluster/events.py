@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from cerebro.machine.wake_pipe import WakePipe
+from cerebro.machine.signals import WakePipe
 from cerebro.worker.messages import News
 
 

@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cerebro.cluster.keys import import_zmq
-from cerebro.machine.signals import defer_interrupts
-from cerebro.machine.wake_pipe import WakePipe, wait_for
+from cerebro.machine.signals import WakePipe, defer_interrupts, wait_for
 
 LOAN_SECONDS = 0.02
 """How long a borrower that has stopped waiting keeps the socket: it usually waits again at once."""

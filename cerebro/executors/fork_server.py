@@ -21,7 +21,7 @@ from typing import Any
 
 from cerebro.machine.generators import seed_anew
 from cerebro.machine.imports import Sources, note_imported
-from cerebro.machine.processes import end_with_parent, threads
+from cerebro.machine.resources import end_with_parent, threads
 
 LENGTH = struct.Struct("!I")
 PASSED = 4  # descriptors in a request: standard output and error, socket, page of heartbeats

@@ -23,7 +23,7 @@ from typing import Any
 from cerebro.arguments import read_switch
 from cerebro.executors.fork_server import receive, send
 from cerebro.machine.imports import Sources, are_current
-from cerebro.machine.processes import adopt_orphans, is_stopped, read_inherited_attributes
+from cerebro.machine.resources import adopt_orphans, is_stopped, read_inherited_attributes
 
 PROGRAM = """
 import sys

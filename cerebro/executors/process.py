@@ -22,8 +22,8 @@ from cerebro.executors.forked import UNREAD, Child, ForkServers, forks_workers, 
 from cerebro.machine import devices, environment, guard
 from cerebro.machine.devices import Device
 from cerebro.machine.imports import PACKAGE, Sources, are_current
-from cerebro.machine.processes import is_stopped
 from cerebro.machine.program import NONE, Program
+from cerebro.machine.resources import is_stopped
 from cerebro.worker.pickled import pickle_message
 
 EXIT_SECONDS = 5.0

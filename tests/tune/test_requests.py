@@ -26,7 +26,7 @@ from cerebro.integrations.ray_tune.requests import (
     TrainedEpoch,
 )
 from cerebro.integrations.ray_tune.session import Session, Work
-from cerebro.machine.wake_pipe import WakePipe
+from cerebro.machine.signals import WakePipe
 
 SECONDS = 120
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from cerebro.cluster.events import Events, Mailbox
-from cerebro.machine.wake_pipe import wait_for
+from cerebro.machine.signals import wait_for
 
 
 def is_awake(mailbox: Mailbox) -> bool:
