@@ -15,7 +15,7 @@ from cerebro.errors import DeviceError
 from cerebro.machine import cuda, device_check, environment, files, resources
 from cerebro.machine.devices import has_driver
 from cerebro.machine.flags import TORCH
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import install_hint
 from cerebro.report import format as fmt
 
 

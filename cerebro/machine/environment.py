@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from cerebro.machine.flags import TORCH
-from cerebro.machine.imports import find_whole_module
-from cerebro.machine.installation import DISTRIBUTION
+from cerebro.machine.imports import DISTRIBUTION, find_whole_module
 from cerebro.machine.libraries import BACKEND_VARIABLE, JAX, KERAS, keras_backend
 from cerebro.machine.mappings import flatten
 from cerebro.machine.resources import usable_cores

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.errors import InputError, one_line
-from cerebro.machine.imports import import_extra
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import import_extra, install_hint
 
 MAX_TEXT = 300
 """The longest cause, in characters, in a message."""

@@ -13,7 +13,7 @@ import pytest
 from cerebro.cli import doctor as diagnosis
 from cerebro.machine import environment, files, resources
 from cerebro.machine.flags import TORCH, xla_threads
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import install_hint
 
 
 def test_describe_is_json_and_names_versions() -> None:
