@@ -3,19 +3,33 @@
 Importing Cerebro does not link, ship or open any part of CUDA. The runtime (12 or 13) is the one
 that a framework has loaded, else the one in NVIDIA's wheels, else the system's; a second one is
 never loaded. ``CEREBRO_CUDART`` sets a runtime's path, for unusual installations and for tests.
+
+Before a GPU's first use, `find_problem` checks whether it can be trusted with batches. A device
+that fails in a kernel may kill its process or hang, so the check runs in another process. It tests
+memory, streams and every kernel (`_core.Device.check`). The result is stored for this GPU, this
+driver and these versions of PyTorch, the CUDA runtime and Cerebro, in a separate file in the user's
+cache folder. If the file cannot be read or written, the check runs again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
+import json
 import logging
 import os
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from cerebro.errors import InputError
+from cerebro.errors import DeviceError, InputError, one_line
+from cerebro.machine.durable import replace_file
+from cerebro.machine.environment import package_version, version
+from cerebro.machine.imports import PACKAGE
 
 if TYPE_CHECKING:
     import cerebro._core as _core
@@ -30,6 +44,21 @@ CUDNN_OVERRIDE = "CEREBRO_CUDNN"
 WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_runtime/lib", "nvidia/cudnn/lib")
 SYSTEM_FOLDERS = ("/usr/local/cuda/lib64",)
 MPS_FOLDER = "/tmp/nvidia-mps"
+
+CHECK_SECONDS = 60.0
+"""The timeout of a check in seconds; a check takes about one, mostly to start CUDA."""
+END_SECONDS = 5.0
+CACHE_FOLDER = "CEREBRO_CACHE"
+"""The environment variable with the folder of stored results; default: the user's cache folder."""
+KERNEL_MODULE = Path("/proc/driver/nvidia/version")
+MOST_BYTES = 100_000  # the largest stored result
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+"""The signals by which a driver's mistakes end a process."""
+
+CHECK_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from cerebro.machine import cuda; cuda.check_here(sys.argv[2])"
+)
 
 _log = logging.getLogger("cerebro.machine.cuda")
 
@@ -235,3 +264,157 @@ def is_mps_running() -> bool:
 def version_text(number: int) -> str:
     """Return CUDA's version number as text: ``12080`` is ``"12.8"``."""
     return f"{number // 1000}.{number % 1000 // 10}"
+
+
+# --- the check -----------------------------------------------------------------
+
+
+def find_problem(name: str, *, anew: bool = False) -> str:
+    """Return the operation that fails on a GPU, in one line; empty if the GPU passes.
+
+    With `anew`, ignore the stored result and check again. Raises DeviceError if CUDA cannot be used
+    in this process, InputError if there is no such GPU.
+    """
+    key = _identify_gpu(name)
+    path = _find_result_path(key)
+    stored = None if anew else _read_result(path, key)
+    if stored is not None:
+        return stored
+    failure, is_lasting = _run_check(name)
+    if is_lasting:
+        _write_result(path, key, failure)
+    return failure
+
+
+def _identify_gpu(name: str) -> dict[str, Any]:
+    """Return the key of a stored result: this GPU, and all software that computes on it."""
+    import cerebro._core as _core
+
+    runtime, devices = open_runtime(), describe_devices()
+    index = int(name.partition(":")[2])
+    if index >= len(devices):
+        raise InputError(
+            f"{name}: there are {len(devices)} CUDA devices, counted from 0, that this process may "
+            "use"
+        )
+    core = Path(str(_core.__file__)).stat()
+    return {
+        "gpu": devices[index]["name"],
+        "uuid": devices[index]["uuid"],
+        "driver": version_text(runtime["driver"]),
+        "kernel_module": _kernel_module(),
+        "runtime": version_text(runtime["version"]),
+        "torch": package_version("torch"),
+        "cerebro": version(),
+        "core": [core.st_size, core.st_mtime_ns],  # changes when a clone is rebuilt
+    }
+
+
+def _kernel_module() -> str:
+    """Return the version line of the driver's kernel module; empty without the module."""
+    try:
+        return one_line(KERNEL_MODULE.read_text(errors="replace").partition("\n")[0])
+    except OSError:
+        return ""
+
+
+def find_folder() -> Path | None:
+    """Return the folder of stored results; None if this user has no cache folder."""
+    if named := os.environ.get(CACHE_FOLDER):
+        return Path(named)
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named, "cerebro")
+    try:
+        return Path.home() / ".cache" / "cerebro"
+    except RuntimeError:
+        return None
+
+
+def _find_result_path(key: dict[str, Any]) -> Path | None:
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    folder = find_folder()
+    return None if folder is None else folder / f"device-{digest[:20]}.json"
+
+
+def _read_result(path: Path | None, key: dict[str, Any]) -> str | None:
+    try:
+        if path is None or not path.is_file():
+            return None
+        with path.open("rb") as file:
+            record = json.loads(file.read(MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or record.get("of") != key:
+        return None
+    text = record.get("problem")
+    return one_line(text) if isinstance(text, str) else None
+
+
+def _write_result(path: Path | None, key: dict[str, Any], problem: str) -> None:
+    """Store a result atomically, because other processes may read or write it at the same time."""
+    if path is not None:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, json.dumps({"of": key, "problem": problem}).encode())
+
+
+def _run_check(name: str) -> tuple[str, bool]:
+    """Run a check; return what fails, and whether the failure is permanent."""
+    variables = dict(os.environ)
+    if path := open_runtime()["path"]:
+        variables[OVERRIDE] = path  # the runtime used by this process
+    # The working directory ("") is left out, because a file there could replace a library. But
+    # `python -m cerebro` may have found this Cerebro there, so its folder comes last.
+    folders = json.dumps([*(str(entry) for entry in sys.path if entry), str(PACKAGE.parent)])
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", CHECK_PROGRAM, folders, name],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=variables,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        return f"{name}: its check could not be started: {error}", False
+    try:
+        said, errors = process.communicate(timeout=CHECK_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the driver may keep it alive
+            process.communicate(timeout=END_SECONDS)
+        return f"{name}: its check gave no answer within {CHECK_SECONDS:g} seconds", False
+    try:
+        failure, is_lasting = json.loads(said.splitlines()[-1])
+        return one_line(str(failure)), bool(is_lasting)
+    except (ValueError, TypeError, IndexError):
+        # Other signals come from the system or a person; an exit status comes from Python.
+        return (
+            f"{name}: its check ended by {_describe_end(process.returncode, errors)}",
+            -process.returncode in CRASHES,
+        )
+
+
+def _describe_end(status: int, errors: str) -> str:
+    """Describe how a process ended that printed nothing."""
+    if status < 0:
+        try:
+            return signal.Signals(-status).name
+        except ValueError:
+            return f"signal {-status}"
+    last = errors.strip().rpartition("\n")[2]
+    return f"exit status {status}" + (f" ({one_line(last, 200)})" if last else "")
+
+
+def check_here(name: str) -> NoReturn:
+    """Check a GPU in this process, and print what fails and whether the failure is permanent."""
+    failure, is_lasting = "", True
+    try:
+        open_device(name).check()
+    except MemoryError as error:
+        failure, is_lasting = str(error), False
+    except (DeviceError, InputError) as error:
+        failure = str(error)
+    print(json.dumps([failure, is_lasting]), flush=True)
+    os._exit(0)  # skip the driver's own exit handlers

@@ -31,8 +31,9 @@ from cerebro.arguments import MAX_INT32, check_whole_number
 from cerebro.data import depots
 from cerebro.data.order import mix_in_order
 from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
-from cerebro.machine import device_check, flags, generators, turns
+from cerebro.machine import flags, generators, turns
 from cerebro.machine import resources as memory
+from cerebro.machine.cuda import CHECK_SECONDS
 from cerebro.machine.devices import is_gpu, is_short_of_gpu_memory
 from cerebro.machine.files import ExhaustedError, StorageError, explain_storage_errors, is_full
 from cerebro.machine.flags import TORCH
@@ -71,7 +72,7 @@ from cerebro.worker.trial_warnings import Watch, warn
 
 MAX_TRIES = 4  # states of a trial that are tried because their structure is new
 ASIDE_SECONDS = 60.0  # for a comparison of models, in addition to the unit's own limit
-TRY_SECONDS = 2 * device_check.SECONDS  # of the first use of a GPU, which may compile kernels
+TRY_SECONDS = 2 * CHECK_SECONDS  # of the first use of a GPU, which may compile kernels
 
 
 class Diverged(Exception):
