@@ -14,8 +14,8 @@ from cerebro.cli.options import json_option, new_command, print_json
 from cerebro.errors import DeviceError
 from cerebro.machine import cuda, environment, files, resources
 from cerebro.machine.devices import has_driver
-from cerebro.machine.flags import TORCH
 from cerebro.machine.imports import install_hint
+from cerebro.machine.libraries import TORCH
 from cerebro.report import format as fmt
 
 

@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from cerebro.machine.flags import TORCH
 from cerebro.machine.imports import DISTRIBUTION, find_whole_module
-from cerebro.machine.libraries import BACKEND_VARIABLE, JAX, KERAS, keras_backend
+from cerebro.machine.libraries import JAX, KERAS, TORCH
 from cerebro.machine.mappings import flatten
 from cerebro.machine.resources import usable_cores
 
@@ -41,6 +40,8 @@ CUDA_PACKAGES = (
     *(f"nvidia-{name}{cuda}" for name in CUDA_LIBRARIES for cuda in ("", "-cu12", "-cu13")),
     *(f"jax-cuda{major}-plugin" for major in (12, 13)),
 )
+
+BACKEND_VARIABLE = "KERAS_BACKEND"
 
 HASH_SEED = "PYTHONHASHSEED"
 """The variable on which the order of a set of strings depends."""
@@ -239,8 +240,8 @@ def read_variables() -> dict[str, str]:
     If Keras is imported, ``KERAS_BACKEND`` is its actual backend, however it was chosen.
     """
     values = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-    if (backend := keras_backend()) is not None:
-        values[BACKEND_VARIABLE] = backend
+    if keras := KERAS.present():
+        values[BACKEND_VARIABLE] = keras["backend"]
     return values
 
 

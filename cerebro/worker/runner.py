@@ -36,8 +36,13 @@ from cerebro.machine import resources as memory
 from cerebro.machine.cuda import CHECK_SECONDS
 from cerebro.machine.devices import is_gpu, is_short_of_gpu_memory
 from cerebro.machine.files import ExhaustedError, StorageError, explain_storage_errors, is_full
-from cerebro.machine.flags import TORCH
-from cerebro.machine.libraries import apply_settings, begin_run, present_settings, restore_settings
+from cerebro.machine.libraries import (
+    TORCH,
+    apply_settings,
+    begin_run,
+    present_settings,
+    restore_settings,
+)
 from cerebro.run.records import strip_study
 from cerebro.run.states import CloneOf, read_state
 from cerebro.worker import growth, models, user_errors

@@ -19,7 +19,7 @@ import numpy as np
 
 from cerebro.data import Dataset
 from cerebro.data.dtypes import Array
-from cerebro.machine import dynamo, generators
+from cerebro.machine import flags, generators
 from cerebro.model import BaseModel, Words, column_names, get_whole_pass, words_of
 from cerebro.report.findings import Finding
 from cerebro.worker.diagnosis import data
@@ -290,7 +290,7 @@ def diagnose(
     with (
         generators.preserve_generators(live.torch),
         warnings.catch_warnings(),
-        dynamo.force_eager(),
+        flags.force_eager(),
     ):
         warnings.simplefilter("ignore")  # warnings of the training itself were noted before
         try:
