@@ -11,7 +11,7 @@ from typing import Any
 from cerebro.cli.options import complain, json_option, new_command, print_json
 from cerebro.errors import CorruptDataError, InputError, one_line
 from cerebro.machine.objects import is_url
-from cerebro.report.output import is_terminal
+from cerebro.report.progress import is_terminal
 
 MESSAGE_LIMIT = 2000
 

@@ -38,7 +38,7 @@ from cerebro.coordinator.trials import LiveTrials
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.base import Executor
 from cerebro.model import Words
-from cerebro.report.snapshot import Snapshot
+from cerebro.report.progress import Snapshot
 from cerebro.run.records import ENDED, NOTHING_RAISED, EpochRecord, Raised, Status, find_clash
 from cerebro.run.settings import Settings
 from cerebro.run.store import Store

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from cerebro.errors import InputError
-from cerebro.report.output import is_terminal
+from cerebro.report.progress import is_terminal
 
 QUIET_BYTES = 128_000_000  # takes about a second
 

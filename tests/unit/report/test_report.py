@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from cerebro.errors import InputError
 from cerebro.report import block, displays, progress, summary, table
 from cerebro.report import format as fmt
-from cerebro.report.snapshot import Snapshot, TrialRow
+from cerebro.report.progress import Snapshot, TrialRow
 
 
 def make_trial(number: int, values: list[float], **changes: Any) -> Any:
