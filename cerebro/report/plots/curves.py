@@ -1,4 +1,4 @@
-"""Draw learning curves."""
+"""Read a metric's curves from a result, and draw them: learning curves."""
 
 from __future__ import annotations
 
@@ -7,20 +7,71 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from cerebro.errors import InputError
 from cerebro.report import format as fmt
 from cerebro.report.plots.look import Look, escape_dollars, figure_of, wrap, write_title
-from cerebro.report.plots.values import (
-    axis_label,
-    find_selected_point,
-    missing_metric_error,
-    mode_of,
-    series,
-    sort_best_first,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_SMALL_IS_GOOD = ("loss", "error", "mse", "mae", "rmse", "perplexity", "nll", "brier", "entropy")
+
+
+def mode_of(result: Any, metric: str) -> str:
+    """Return a metric's mode, ``"min"`` or ``"max"``, by its name if it is not the search's."""
+    if fmt.short_name(metric) == fmt.short_name(result.metric):
+        return str(result.mode)
+    return "min" if any(word in metric.lower() for word in _SMALL_IS_GOOD) else "max"
+
+
+def series(trial: Any, metric: str) -> tuple[list[int], list[float]]:
+    """Return the numbers of epochs trained (from 1), and the metric after each."""
+    points = [(e["epoch"] + 1, fmt.metric_value(e["metrics"], metric)) for e in trial.history]
+    pairs = [(x, y) for x, y in points if y is not None]
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def find_selected_point(result: Any, trial: Any, metric: str) -> tuple[int, float] | None:
+    """Return the number of epochs and the metric at the epoch that represents a trial.
+
+    If the metric is not finite at that epoch, use the trial's best epoch.
+    """
+    points = [(x, y) for x, y in zip(*series(trial, metric), strict=True) if math.isfinite(y)]
+    if not points:
+        return None
+    by_last = result.select == "last" or trial.best_epoch is None
+    epoch = trial.history[-1]["epoch"] if by_last else trial.best_epoch
+    pick = max if mode_of(result, metric) == "max" else min
+    there = [point for point in points if point[0] == epoch + 1]
+    return there[0] if there else pick(points, key=lambda point: point[1])
+
+
+def sort_best_first(result: Any, metric: str, trials: Sequence[Any]) -> list[Any]:
+    """Sort the trials that have the metric by its value at their selected epoch, best first."""
+    sign = -1.0 if mode_of(result, metric) == "max" else 1.0
+
+    def key(trial: Any) -> tuple[float, int]:
+        point = find_selected_point(result, trial, metric)
+        return (math.inf if point is None else sign * point[1]), trial.number
+
+    return sorted((t for t in trials if series(t, metric)[1]), key=key)
+
+
+def missing_metric_error(metric: str, trials: Sequence[Any]) -> InputError:
+    names = sorted({name for t in trials for e in t.history for name in e["metrics"]})
+    available = ", ".join(names) or "none, because no epoch has finished"
+    return InputError(f"metric={metric!r}: no trial has it yet; available: {available}")
+
+
+def axis_label(trial: Any, metric: str) -> str:
+    name = fmt.short_name(metric)
+    keys = {key for entry in trial.history for key in entry["metrics"]}
+    if metric.startswith("train_"):
+        return f"training {name}"
+    if metric.startswith("val_") or f"val_{name}" in keys:
+        return f"validation {name}"
+    return f"training {name}" if f"train_{name}" in keys else name
 
 
 def draw_curves(result: Any, metric: str, trials: Sequence[Any], look: Look) -> Figure:
