@@ -108,12 +108,10 @@ def cpu() -> dict[str, str]:
     The features are the names of its vector and matrix instructions, separated by spaces.
     """
     fields: dict[str, str] = {}
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
             fields.setdefault(key.strip().lower(), value.strip())
-    except OSError:
-        pass
     model = fields.get("model name") or platform.processor() or platform.machine()
     flags = set((fields.get("flags") or fields.get("features") or "").split())
     names = [name for flag, name in INSTRUCTION_SETS.items() if flag in flags]
@@ -269,9 +267,8 @@ def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
 
     Each is a line such as ``"packages.torch was 2.12.0, is 2.13.0"``. The number of cores is left
     out, because it changes nothing, and so are fields that only one record has, such as those of
-    libraries that only one process had imported. Keras's backend counts if both records have one,
-    because a Keras model cannot load the state of another backend. The hash seed counts, too: the
-    user's process may have drawn it.
+    libraries that only one process had imported. Keras's backend and the hash seed count if both
+    records have one.
     """
     fields = before.keys() & now.keys()
     old, new = ({k: v for k, v in record.items() if k in fields} for record in (before, now))
@@ -282,11 +279,10 @@ def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
             continue
         if key.startswith("torch") and (old.get(key) is None or new.get(key) is None):
             continue  # unknown: one process had not imported torch yet
-        if key == f"variables.{BACKEND_VARIABLE}" and not (key in old and key in new):
-            continue  # one process had not imported Keras
-        if key == f"variables.{HASH_SEED}" and not (key in old and key in new):
-            continue  # one of them is the user's process, and workers get the run's seed
-        if key == "cpu.features" and key in old and key in new:
+        in_both = key in old and key in new
+        if key in (f"variables.{BACKEND_VARIABLE}", f"variables.{HASH_SEED}") and not in_both:
+            continue  # one process had not imported Keras, or is the user's: workers get a seed
+        if key == "cpu.features" and in_both:
             was, has = set(str(old[key]).split()), set(str(new[key]).split())
             parts = (("without", sorted(was - has)), ("with", sorted(has - was)))
             said = "; ".join(f"{word} {' '.join(names)}" for word, names in parts if names)

@@ -64,11 +64,11 @@ def count_kills(groups: Path = GROUPS, proc: Path = Path("/proc")) -> int:
 
 def _list_counters(groups: Path, proc: Path) -> list[Path]:
     """Return files that may count processes killed for lack of memory, closest group first."""
+    files = []
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
         lines = []
-    files = []
     for line in lines:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -93,28 +93,24 @@ def usable_cores() -> int:
 
 
 def _cgroup_cores() -> float | None:
-    try:
+    with suppress(OSError, ValueError):  # ValueError: "max"
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):
-        return None
+        return int(limit) / int(period)
+    return None
 
 
 def available_memory() -> int:
     """Return how many bytes are available now, on the machine and within the container's limit."""
     available = 4 << 30
-    try:
+    with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    with suppress(OSError, ValueError):  # ValueError: "max"
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        return available if limit == "max" else max(0, min(available, int(limit) - used))
-    except (OSError, ValueError):
-        return available
+        return max(0, min(available, limit - used))
+    return available
 
 
 def total_memory() -> int:
@@ -172,11 +168,9 @@ def start_of(pid: int) -> str | None:
 
 def _fields(pid: int) -> list[str]:
     """Return the fields of ``/proc/<pid>/stat`` after the program's name; none if unknown."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return []
-    return stat.rpartition(")")[2].split()
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
 
 
 def end_with_parent() -> None:

@@ -34,20 +34,14 @@ _heard: list[int] = []
 """The signals that these blocks have deferred."""
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:
+def _hear(signum: int, frame: FrameType | None) -> None:
     if _depth:
         _heard.append(signum)
-    else:
-        _heard.clear()
-        signal.default_int_handler(signum, frame)
-
-
-def _terminate(signum: int, frame: object) -> None:
-    if _depth:
-        _heard.append(signum)
-    else:
-        _heard.clear()
+        return
+    _heard.clear()
+    if signum == signal.SIGTERM:
         raise Terminated
+    signal.default_int_handler(signum, frame)
 
 
 @contextmanager
@@ -57,21 +51,20 @@ def raise_on_sigterm() -> Iterator[None]:
     Works only in the main thread, which alone receives signals, and only if SIGTERM has its default
     handler.
     """
-    taken: list[tuple[signal.Signals, Any, Any]] = []
-    if _in_main_thread():
-        for number, default, handler in (
-            (signal.SIGTERM, signal.SIG_DFL, _terminate),
-            (signal.SIGINT, signal.default_int_handler, _interrupt),
-        ):
-            if signal.getsignal(number) is default:
-                signal.signal(number, handler)
-                taken.append((number, default, handler))
+    defaults: dict[signal.Signals, Any] = {
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
+    }
+    here = _in_main_thread()
+    taken = [n for n, default in defaults.items() if here and signal.getsignal(n) is default]
+    for number in taken:
+        signal.signal(number, _hear)
     try:
         yield
     finally:
-        for number, default, handler in taken:
-            if signal.getsignal(number) is handler:
-                signal.signal(number, default)
+        for number in taken:
+            if signal.getsignal(number) is _hear:
+                signal.signal(number, defaults[number])
 
 
 @contextmanager
@@ -81,14 +74,14 @@ def call_on_sigterm(heard: Callable[[], None]) -> Iterator[None]:
     For code that must not be interrupted at an arbitrary point. Works only inside
     `raise_on_sigterm`.
     """
-    if not _in_main_thread() or signal.getsignal(signal.SIGTERM) is not _terminate:
+    if not _in_main_thread() or signal.getsignal(signal.SIGTERM) is not _hear:
         yield
         return
     signal.signal(signal.SIGTERM, lambda signum, frame: heard())
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, _terminate)
+        signal.signal(signal.SIGTERM, _hear)
 
 
 def defer_interrupts(after: BaseException | None = None) -> AbstractContextManager[None]:
@@ -99,7 +92,7 @@ def defer_interrupts(after: BaseException | None = None) -> AbstractContextManag
     """
     if not _in_main_thread():
         return nullcontext()
-    if signal.getsignal(signal.SIGINT) is _interrupt:
+    if signal.getsignal(signal.SIGINT) is _hear:
         return _Deferral(after)
     return _defer_with_handlers(after)
 
@@ -130,7 +123,7 @@ def _defer_with_handlers(after: BaseException | None) -> Iterator[None]:
     heard: list[int] = []
     with ExitStack() as stack:
         stack.enter_context(_note_signal(signal.SIGINT, heard))
-        if signal.getsignal(signal.SIGTERM) is _terminate:
+        if signal.getsignal(signal.SIGTERM) is _hear:
             stack.enter_context(_note_signal(signal.SIGTERM, heard))
         yield
     if heard and not isinstance(after, KeyboardInterrupt):
