@@ -26,9 +26,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cerebro.errors import DeviceError, InputError, one_line
+from cerebro.errors import CorruptDataError, DeviceError, InputError, one_line
 from cerebro.machine.durable import replace_file
 from cerebro.machine.environment import package_version, version
+from cerebro.machine.files import read_bytes
 from cerebro.machine.imports import PACKAGE
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ CHECK_SECONDS = 60.0
 END_SECONDS = 5.0
 CACHE_FOLDER = "CEREBRO_CACHE"
 """The environment variable with the folder of stored results; default: the user's cache folder."""
-KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 MOST_BYTES = 100_000  # the largest stored result
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 """The signals by which a driver's mistakes end a process."""
@@ -86,7 +86,7 @@ def find_preferred_version() -> int:
     torch = sys.modules.get("torch")
     if torch is not None and getattr(torch, "version", None) is not None and torch.version.cuda:
         return int(torch.version.cuda.partition(".")[0])
-    try:
+    with contextlib.suppress(metadata.PackageNotFoundError):
         tagged = re.search(r"\+cu(\d\d)", metadata.version("torch"))
         if tagged is not None:
             return int(tagged[1])
@@ -94,15 +94,7 @@ def find_preferred_version() -> int:
             needed = re.match(r"nvidia-cuda-runtime-cu(\d+)|cuda-toolkit\b.*?==(\d+)", line)
             if needed is not None:
                 return int(needed[1] or needed[2])
-    except metadata.PackageNotFoundError:
-        pass
-    for major in (13, 12):
-        try:
-            metadata.version(f"jax-cuda{major}-plugin")
-        except metadata.PackageNotFoundError:
-            continue
-        return major
-    return 0
+    return next((m for m in (13, 12) if package_version(f"jax-cuda{m}-plugin") is not None), 0)
 
 
 def open_runtime() -> dict[str, Any]:
@@ -312,10 +304,10 @@ def _identify_gpu(name: str) -> dict[str, Any]:
 
 def _kernel_module() -> str:
     """Return the version line of the driver's kernel module; empty without the module."""
-    try:
-        return one_line(KERNEL_MODULE.read_text(errors="replace").partition("\n")[0])
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError):
+        text = Path("/proc/driver/nvidia/version").read_text(errors="replace")
+        return one_line(text.partition("\n")[0])
+    return ""
 
 
 def find_folder() -> Path | None:
@@ -337,23 +329,18 @@ def _find_result_path(key: dict[str, Any]) -> Path | None:
 
 
 def _read_result(path: Path | None, key: dict[str, Any]) -> str | None:
-    try:
-        if path is None or not path.is_file():
-            return None
-        with path.open("rb") as file:
-            record = json.loads(file.read(MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or record.get("of") != key:
-        return None
-    text = record.get("problem")
-    return one_line(text) if isinstance(text, str) else None
+    with contextlib.suppress(OSError, ValueError, RecursionError, CorruptDataError):
+        record = None if path is None else json.loads(read_bytes(path, MOST_BYTES))
+        if isinstance(record, dict) and record.get("of") == key:
+            text = record.get("problem")
+            return one_line(text) if isinstance(text, str) else None
+    return None
 
 
 def _write_result(path: Path | None, key: dict[str, Any], problem: str) -> None:
     """Store a result atomically, because other processes may read or write it at the same time."""
-    if path is not None:
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, json.dumps({"of": key, "problem": problem}).encode())
 

@@ -57,15 +57,12 @@ def compute_settings(
         with (
             _choose_deterministic(torch, deterministic, on_gpu, strict)
             if deterministic is True or on_gpu
-            else _AS_IT_IS
+            else nullcontext()
         ):
             yield
     finally:
         if torch.get_num_threads() != before_threads:
             torch.set_num_threads(before_threads)
-
-
-_AS_IT_IS = nullcontext()
 
 
 @contextmanager
@@ -140,19 +137,12 @@ def operation_of(message: str) -> str | None:
     return message.split(".")[0][:100]
 
 
-def may_be_inexact(deterministic: Literal["warn"] | bool, device: str) -> bool:
-    """Return whether operations without a deterministic version are permitted, and noted."""
-    return deterministic == "warn" and device.startswith("cuda")
-
-
-def find_inexact_operation(
-    error: BaseException, deterministic: Literal["warn"] | bool, device: str
-) -> str | None:
+def find_inexact_operation(error: BaseException) -> str | None:
     """Return the operation because of which strict work failed; None if it failed otherwise.
 
     The work may run again without `strict` (`compute_settings`).
     """
-    cause: BaseException | None = error if may_be_inexact(deterministic, device) else None
+    cause: BaseException | None = error
     while cause is not None:
         name = operation_of(str(cause)) if isinstance(cause, RuntimeError) else None
         if name is not None:

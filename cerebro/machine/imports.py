@@ -15,6 +15,7 @@ importing a library while a unit runs; most of its names are then missing.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import itertools
@@ -88,13 +89,11 @@ def list_unfindable_modules() -> list[str]:
 
 def _is_found(name: str, file: str) -> bool:
     """Return whether an import of a module would find this file."""
-    for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
-        spec = None if find is None else find(name, None)
-        if spec is not None:
-            origin = spec.origin
-            return origin is None or os.path.realpath(origin) == os.path.realpath(file)
-    return False
+    finds = [finder.find_spec for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    spec = next(filter(None, (find(name, None) for find in finds)), None)
+    if spec is None or spec.origin is None:
+        return spec is not None
+    return os.path.realpath(spec.origin) == os.path.realpath(file)
 
 
 def import_extra(module: str, extra: str, need: str) -> Any:
@@ -196,17 +195,15 @@ def are_current(
     """
     return all(
         time == (digest(file) if isinstance(time, str) else _changed_at(file))
-        and ("." in name or not _is_another(name, file))
+        and ("." in name or _locate(name) in (None, file))
         for (name, file), time in times.items()
     )
 
 
-def _is_another(name: str, file: str) -> bool:
+def _locate(name: str) -> str | None:
+    """Return the file of a module that is imported, or would be; None: there is none."""
     here = getattr(sys.modules.get(name), "__file__", None)
-    if here is None:
-        spec = PathFinder.find_spec(name)
-        here = None if spec is None else spec.origin
-    return here is not None and here != file
+    return here or getattr(PathFinder.find_spec(name), "origin", None)
 
 
 def _changed_at(file: str) -> int:
@@ -242,19 +239,14 @@ def _describe_hidden(error: BaseException) -> str:
     text = str(error)
     ran = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
     for name in sorted(sys.stdlib_module_names):
-        file = _find_file(name)
+        spec = None
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(name)
+        file = spec.origin if spec is not None and spec.has_location else None
         is_cause = file in ran or f"'{name}'" in text or getattr(error, "name", None) == name
         if file is not None and is_cause and not is_library(file) and not file.startswith(_OWN):
             return _describe_shadow(file, name)
     return ""
-
-
-def _find_file(name: str) -> str | None:
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
-    return spec.origin if spec is not None and spec.has_location else None
 
 
 def describe_shadows(error: BaseException) -> str:
