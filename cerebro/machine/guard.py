@@ -225,8 +225,9 @@ class _StoppableLoader(SourceFileLoader):
             super().exec_module(module)
         except Stopped as stop:
             period = _here.found[-1] if _here.found else None
-            is_sought = period is not None and period.target in (module.__name__, self.path)
-            names = period.names if period is not None and is_sought else BUILD
+            names = BUILD
+            if period is not None and period.target in (module.__name__, self.path):
+                names = period.names
             missing = [name for name in names if not hasattr(module, name)]
             if missing and _here.imports > 1:
                 raise  # the module that imports this one may have the names

@@ -168,26 +168,22 @@ class _Reader:
         folds = self._fold_values(self.best)
         if folds is None or len(folds) < 2:
             return []
-        facts = self.facts
-        share = (
-            facts.validation_rows / facts.train_rows if facts.train_rows else 1 / (len(folds) - 1)
-        )
+        train, test = self.facts.train_rows, self.facts.validation_rows
+        share = test / train if train else 1 / (len(folds) - 1)
         self.error = noise.fold_error(folds, share)
-        assert self.error is not None
         text = (
             f"{self.metric} {fmt.metric(self.value)} is the mean of {len(folds)} folds, which range"
             f" from {fmt.metric(min(folds))} to {fmt.metric(max(folds))}: standard error "
             f"{fmt.metric(self.error)}, corrected for the training rows that folds share"
         )
-        close = [self.best.number]
-        for trial, _ in self.scored[1:]:
-            others = self._fold_values(trial)
-            if others is None or len(others) != len(folds):
-                continue
-            if noise.differ_over_folds(folds, others, share) is False:
-                close.append(trial.number)
-        self.close = close
-        if len(self.close) < 2:
+        others = [(trial.number, self._fold_values(trial) or []) for trial, _ in self.scored[1:]]
+        near = [
+            number
+            for number, values in others
+            if len(values) == len(folds) and not noise.differ_over_folds(folds, values, share)
+        ]
+        self.close = [self.best.number, *near]
+        if not near:
             return [text]
         return [text, f"the folds do not separate {name_trials(self.close)} (t test at 5%)"]
 
@@ -233,14 +229,12 @@ class _Reader:
         if bound is not None:
             text = f"{bound.more} more random trials find a new best with a probability of at most "
             text += f"{bound.chance:.0%}"
-            if bound.gain >= abs(self.value):
-                return [text]  # a few very bad trials make the bound useless
-            if bound.gain <= ROUNDING * abs(self.value):
-                return [text]  # the trials tie
+            # A few very bad trials make the bound useless; below ROUNDING, the trials tie.
+            if not ROUNDING * abs(self.value) < bound.gain < abs(self.value):
+                return [text]
             pays = ""
             if self.error:  # 0 if all rows are right: nothing is known of other rows
-                less = bound.gain < self.error
-                pays = f", {'less' if less else 'more'} than the standard error"
+                pays = f", {'less' if bound.gain < self.error else 'more'} than the standard error"
             return [f"{text}, and gain at most {fmt.metric(bound.gain)} on average{pays}"]
         after = len(self.trials) - 1 - self.best.number
         if self.facts.searcher and not self._is_searcher(("random", "grid")) and after:
@@ -280,12 +274,12 @@ class _Reader:
     def _explain_failures(self) -> list[str]:
         """List the settings that separate the failed or diverged trials from all others."""
         lines = []
-        for status in ("failed", "diverged"):
+        cures = {"failed": "change it, or repair build", "diverged": "leave it out"}
+        for status, cure in cures.items():
             bad = [t for t in self.trials if t.status == status]
             good = [t for t in self.trials if t.status != status]
+            whose = f"all {len(bad)} {status} trials" if len(bad) > 1 else f"the {status} trial"
             for name, what in find_separating_settings(bad, good).items():
-                cure = "change it, or repair build" if status == "failed" else "leave it out"
-                whose = f"all {len(bad)} {status} trials" if len(bad) > 1 else f"the {status} trial"
                 lines.append(f"{whose}, and no others, have {name} {what}: {cure}")
         return lines
 
@@ -326,11 +320,10 @@ class _Reader:
         lines = []
         configs = [flatten(trial.config) for trial in self.trials]
         for name, span in self.facts.ranges.items():
-            values: list[Any] = [config.get(name) for config in top]
-            tried: list[Any] = [config.get(name) for config in configs]
-            side = find_end(
-                span, [v for v in values if is_number(v)], [v for v in tried if is_number(v)]
+            values, tried = (
+                [c[name] for c in group if is_number(c.get(name))] for group in (top, configs)
             )
+            side = find_end(span, values, tried)
             if side > 0 or (side < 0 and may_be_lower(span, values)):
                 low, high = span.ends
                 end, way = (high, "above") if side > 0 else (low, "below")

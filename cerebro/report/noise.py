@@ -90,29 +90,25 @@ def is_separable(difference: int) -> bool:
     return least_p_value(difference) <= LEVEL
 
 
-def fold_error(values: Sequence[float], test_share: float) -> float | None:
-    """Return the standard error of a mean over folds for new rows; None with fewer than two folds.
+def fold_error(values: Sequence[float], test_share: float) -> float:
+    """Return the standard error for new rows of a mean over at least two folds.
 
     This is ``s sqrt(1/k + n_test / n_train)``, with the sample standard deviation ``s`` of the `k`
     values and `test_share` as ``n_test / n_train``. Folds share training rows, so ``s / sqrt(k)``
     is too small (C. Nadeau and Y. Bengio, Inference for the generalization error, Machine Learning
     52, 2003). The formula also holds for differences between two models on the same folds.
     """
-    if len(values) < 2:
-        return None
     return stdev(values) * math.sqrt(1 / len(values) + test_share)
 
 
-def differ_over_folds(a: Sequence[float], b: Sequence[float], test_share: float) -> bool | None:
+def differ_over_folds(a: Sequence[float], b: Sequence[float], test_share: float) -> bool:
     """Return whether two models differ over the same folds, by the corrected t test at 5%.
 
     It compares ``|mean(a - b)|`` with `fold_error` of ``a - b``, times the quantile of Student's t
-    with ``k - 1`` degrees of freedom. None with fewer than two folds.
+    with ``k - 1`` degrees of freedom.
     """
     differences = [x - y for x, y in zip(a, b, strict=True)]
     error = fold_error(differences, test_share)
-    if error is None:
-        return None
     return abs(fmean(differences)) > t_quantile(len(differences) - 1) * error
 
 
