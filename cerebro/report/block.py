@@ -2,7 +2,8 @@
 
 The block is static HTML without scripts, style sheets or outside references. It survives saving,
 nbconvert and sanitizers, which leave at least the text. Its colors are readable on white and black.
-Without HTML, the same rows are shown as plain text.
+Without HTML, the same rows are shown as plain text. The HTML is in Jinja templates, which escape
+every value that they do not mark as safe; a run's page has some, too.
 
 During a search it is updated in place: a kernel's output is not a terminal, but the contents of a
 display with an identifier can be replaced, without a widget, and the last contents are saved with
@@ -11,21 +12,27 @@ the notebook. If a display fails, the search continues without it.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cerebro.errors import escape_unprintable, text_of
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 from cerebro.report import summary
 from cerebro.report.progress import Progress, Snapshot, TrialRow, choose_rows, describe_load
-from cerebro.report.templates import fill_template
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TEMPLATES = Path(__file__).parent / "templates"
 
 DRAW_SECONDS = 0.5
 
@@ -49,6 +56,28 @@ STATE_COLORS = {
     "finished": GREEN,
     **dict.fromkeys(("diverged", "failed"), RED),
 }
+
+
+def fill_template(name: str, **values: Any) -> str:
+    return _environment().get_template(name).render(values)
+
+
+@functools.cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    def write(value: Any) -> Any:
+        return value if isinstance(value, Markup) else escape_unprintable(str(value))
+
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        autoescape=True,
+        finalize=write,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -316,10 +345,8 @@ class Notebook(Progress):
             return
         self._is_over = True
         state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        if snapshot is None:
-            self._draw(Block(" ".join(self._phases), state))
-        else:
-            self._draw(self._make_block(snapshot, state))
+        of_phases = Block(" ".join(self._phases), state)
+        self._draw(of_phases if snapshot is None else self._make_block(snapshot, state))
 
     def _make_block(self, snapshot: Snapshot, state: str) -> Block:
         self._note_failures(snapshot)

@@ -20,10 +20,9 @@ from cerebro.errors import InputError
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 from cerebro.report import plots, summary
-from cerebro.report.block import draw_curves, row_of
+from cerebro.report.block import TEMPLATES, draw_curves, fill_template, row_of
 from cerebro.report.conclusions import conclude
 from cerebro.report.findings import UNREAD
-from cerebro.report.templates import FOLDER, fill_template
 
 MAX_ROWS = 2000
 """The most trials in the table, best first; a browser sorts this many at once."""
@@ -68,7 +67,7 @@ def render_page(
         plots.check(result, metric, trials)
     ranked = summary.rank_trials(result)
     causes = _group_failures(ranked)
-    script = (FOLDER / "page.js").read_text(encoding="utf-8")
+    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
     return fill_template(
         "page.html",
         result=result,

@@ -139,19 +139,15 @@ class Table(Progress):
         from rich.cells import cell_len
         from rich.text import Text
 
-        if self._is_drawing or self._picture is None:  # a signal arrived while it was drawing
-            return
-        if self._region.is_broken:
-            return
+        if self._is_drawing or self._picture is None or self._region.is_broken:
+            return  # drawing: a signal arrived meanwhile
         self._is_drawing = True
         try:
             self._console.size = window_size(self._stream)
             with self._console.capture() as captured:
                 self._console.print(self._picture(), overflow="crop", no_wrap=True, crop=True)
-            lines = captured.get().split("\n")[:-1]
             height = max(1, self._console.size.height - 1)
-            if len(lines) > height:  # the last lines are the most informative
-                lines = lines[-height:]
+            lines = captured.get().split("\n")[:-1][-height:]  # the last are the most informative
             widths = [cell_len(Text.from_ansi(line).plain) for line in lines]
             self._region.draw(lines, widths)
         finally:
@@ -190,20 +186,16 @@ def window_size(stream: TextIO) -> tuple[int, int]:
 # --- the picture ---------------------------------------------------------------
 
 
-def make_picture(
-    snapshot: Snapshot, console: Console, max_rows: int | None = None, state: str = ""
-) -> RenderableType:
+def make_picture(snapshot: Snapshot, console: Console, state: str = "") -> RenderableType:
     """Lay out the table and the lines below it for the console's size.
 
-    By default, it shows as many trials as fit in the window, up to `MAX_ROWS`. `state` says how the
-    run ended early; it is empty if it did not.
+    It shows as many trials as fit in the window, up to `MAX_ROWS`. `state` says how the run ended
+    early; it is empty if it did not.
     """
     from rich.console import Group
     from rich.text import Text
 
-    if max_rows is None:
-        max_rows = min(MAX_ROWS, max(1, console.size.height - 7))
-    shown = choose_rows(snapshot, max_rows)
+    shown = choose_rows(snapshot, min(MAX_ROWS, max(1, console.size.height - 7)))
     hidden = snapshot.count_trials(shown)
     parts: list[RenderableType] = [_make_table(snapshot, shown, console.width)] if shown else []
 
