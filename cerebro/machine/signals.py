@@ -12,7 +12,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -121,26 +121,20 @@ class _Deferral:
 @contextmanager
 def _defer_with_handlers(after: BaseException | None) -> Iterator[None]:
     heard: list[int] = []
-    with ExitStack() as stack:
-        stack.enter_context(_note_signal(signal.SIGINT, heard))
-        if signal.getsignal(signal.SIGTERM) is _hear:
-            stack.enter_context(_note_signal(signal.SIGTERM, heard))
-        yield
-    if heard and not isinstance(after, KeyboardInterrupt):
-        signal.raise_signal(heard[0])
-
-
-@contextmanager
-def _note_signal(number: signal.Signals, heard: list[int]) -> Iterator[None]:
-    before: Any = signal.getsignal(number)
-    if before is None or before is signal.SIG_IGN:  # None: a handler that was not set by Python
-        yield
-        return
-    signal.signal(number, lambda signum, frame: heard.append(signum))
+    before: dict[signal.Signals, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(number)
+        is_ours = handler is _hear or number is signal.SIGINT
+        if is_ours and handler not in (None, signal.SIG_IGN):  # None: not set by Python
+            before[number] = handler
+            signal.signal(number, lambda signum, frame: heard.append(signum))
     try:
         yield
     finally:
-        signal.signal(number, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if heard and not isinstance(after, KeyboardInterrupt):
+        signal.raise_signal(heard[0])
 
 
 def _in_main_thread() -> bool:

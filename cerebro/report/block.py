@@ -13,7 +13,6 @@ the notebook. If a display fails, the search continues without it.
 from __future__ import annotations
 
 import functools
-import math
 import time
 import warnings
 from collections import Counter
@@ -207,7 +206,7 @@ def _find_limits(series: Any, mode: str) -> tuple[float, float]:
 
     Otherwise the first epochs of bad trials would flatten all other curves.
     """
-    values = sorted(v for line in series for v in line if v is not None and math.isfinite(v))
+    values = sorted(v for line in series for v in line if fmt.is_finite(v))
     if not values:
         return 0.0, 1.0
     low, high = values[len(values) // 20], values[-1 - len(values) // 20]
@@ -223,7 +222,7 @@ def draw_curve(
     are left out; those beyond the ends of the vertical axis, `low` and `high`, are drawn at the
     nearer end.
     """
-    finite = [(i, v) for i, v in enumerate(values) if v is not None and math.isfinite(v)]
+    finite = [(i, v) for i, v in enumerate(values) if fmt.is_finite(v)]
     if not finite:
         return ""
     step = -(-len(finite) // CURVE_POINTS)
@@ -255,15 +254,15 @@ def _locate_point(
 # --- results -----------------------------------------------------------------
 
 
-def render_result(result: Any, max_trials: int = summary.MAX_TRIALS) -> str:
+def render_result(result: Any) -> str:
     trials = summary.rank_trials(result)
     has_best = bool(summary.best_lines(result))
-    hidden = Counter(trial.status for trial in trials[max_trials:])
+    hidden = Counter(trial.status for trial in trials[summary.MAX_TRIALS :])
     tie = summary.describe_tie(result) if has_best else ""
     return Block(
         title=str(result.path),
         state=result.status,
-        rows=[row_of(trial, result.select) for trial in trials[:max_trials]],
+        rows=[row_of(trial, result.select) for trial in trials[: summary.MAX_TRIALS]],
         metric=result.metric,
         mode=result.mode,
         best=trials[0].number if has_best else None,

@@ -73,17 +73,14 @@ class Conclusions:
 
 def conclude(result: Any, ranked: Sequence[Any], facts: Facts | None = None) -> Conclusions:
     """Draw conclusions from a result; `ranked` are its trials, those without a metric last."""
-    scored = [(t, v) for t in ranked if (v := _value(result, t)) is not None and math.isfinite(v)]
+    values = [(t, fmt.metric_value(t.metrics, result.metric)) for t in ranked]
+    scored = [(trial, value) for trial, value in values if fmt.is_finite(value)]
     if not scored:
         return Conclusions()
     if facts is None:
         facts = facts_of(result, scored[0][0])
     reader = _Reader(result, ranked, scored, facts)
     return Conclusions(reader.judge_reliability(), reader.suggest_next_steps())
-
-
-def _value(result: Any, trial: Any) -> float | None:
-    return fmt.metric_value(trial.metrics, result.metric)
 
 
 def name_trials(numbers: Sequence[int]) -> str:
@@ -190,7 +187,7 @@ class _Reader:
     def _fold_values(self, trial: Any) -> list[float] | None:
         """Return the metric of each fold after the epoch that represents the trial."""
         values = [fmt.metric_value(fold.metrics, self.result.metric) for fold in trial.folds]
-        finite = [value for value in values if value is not None and math.isfinite(value)]
+        finite = [value for value in values if fmt.is_finite(value)]
         return finite if finite and len(finite) == len(values) else None
 
     def _judge_over_epochs(self) -> list[str]:
@@ -302,8 +299,8 @@ class _Reader:
                 f"train longer, because trial {best.number} was best after its last epoch: {more}"
             ]
         last = fmt.metric_value(best.history[-1]["metrics"], self.result.metric)
-        worse = None if last is None or not math.isfinite(last) else abs(last - self.value)
-        if 2 * (at + 1) > best.epoch or worse is None or worse <= (self.error or 0.0):
+        is_worse = fmt.is_finite(last) and abs(last - self.value) > (self.error or 0.0)
+        if 2 * (at + 1) > best.epoch or not is_worse:
             return []
         return [
             f"train shorter, or regularize: trial {best.number} was best after {at + 1} of "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from cerebro.machine.mappings import flatten
 
@@ -166,6 +166,18 @@ def metric_value(metrics: Mapping[str, float], name: str) -> float | None:
         if key in metrics:
             return metrics[key]
     return None
+
+
+def is_finite(value: float | None) -> TypeGuard[float]:
+    """Return whether a metric is known and finite."""
+    return value is not None and math.isfinite(value)
+
+
+def rank(value: float | None, mode: str) -> float:
+    """Return the number by which a metric is sorted: best first, last without a finite one."""
+    if not is_finite(value):
+        return math.inf
+    return -value if mode == "max" else value
 
 
 def mean_metric(metrics: Mapping[str, float], name: str) -> str:

@@ -59,14 +59,14 @@ def binomial_error(share: float, rows: int) -> float:
     return math.sqrt(share * (1 - share) / rows)
 
 
-def wilson_interval(count: int, rows: int, level: float = LEVEL) -> tuple[float, float]:
+def wilson_interval(count: int, rows: int) -> tuple[float, float]:
     """Return the Wilson score interval of a share of rows.
 
     ``(p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n)``, with the normal quantile ``z``,
-    contains the true share with a probability of about ``1 - level``, even near 0 and 1 (E. B.
+    contains the true share with a probability of about ``1 - LEVEL``, even near 0 and 1 (E. B.
     Wilson, Probable inference, the law of succession, and statistical inference, JASA 22, 1927).
     """
-    z = NormalDist().inv_cdf(1 - level / 2)
+    z = NormalDist().inv_cdf(1 - LEVEL / 2)
     share = count / rows
     middle = share + z * z / (2 * rows)
     half = z * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows))

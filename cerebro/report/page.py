@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -193,7 +192,7 @@ class _Column:
 
 
 def _number_cell(value: float | None, text: str) -> _Cell:
-    return _Cell(text, value if value is not None and math.isfinite(value) else "")
+    return _Cell(text, value if fmt.is_finite(value) else "")
 
 
 def _setting_cell(value: Any) -> _Cell:
@@ -308,7 +307,7 @@ def _list_pruned(result: Any, ranked: Sequence[Any]) -> list[str]:
     lines = []
     for (epoch, why), trials in sorted(by_epoch.items(), key=lambda item: item[0]):
         values = [fmt.metric_value(trial.metrics, result.metric) for trial in trials]
-        finite = sorted(v for v in values if v is not None and math.isfinite(v))
+        finite = sorted(filter(fmt.is_finite, values))
         span = ""
         if finite:
             ends = dict.fromkeys([fmt.metric(finite[0]), fmt.metric(finite[-1])])

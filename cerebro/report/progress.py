@@ -78,6 +78,10 @@ class Snapshot:
     more: Mapping[str, int] = field(default_factory=dict)  # trials without a row, by status
 
     @property
+    def best_row(self) -> TrialRow | None:
+        return next((row for row in self.trials if row.number == self.best), None)
+
+    @property
     def resting(self) -> bool:
         """Whether the run is paused and the last units in flight are done."""
         return self.paused and all(row.worker is None for row in self.trials)
@@ -233,11 +237,9 @@ def choose_rows(snapshot: Snapshot, max_rows: int = MAX_ROWS) -> list[TrialRow]:
     First comes the best trial, then those on a worker, the last failed one, other live trials, and
     the remaining ones by rank.
     """
-    sign = -1.0 if snapshot.mode == "max" else 1.0
 
     def rank(row: TrialRow) -> float:
-        value = fmt.metric_value(row.metrics, snapshot.metric)
-        return float("inf") if value is None or value != value else sign * value
+        return fmt.rank(fmt.metric_value(row.metrics, snapshot.metric), snapshot.mode)
 
     failed = [row.number for row in snapshot.trials if row.status in FAILED]
 
@@ -257,11 +259,11 @@ def choose_rows(snapshot: Snapshot, max_rows: int = MAX_ROWS) -> list[TrialRow]:
 
 
 def _best_of_others(snapshot: Snapshot, row: TrialRow) -> str:
-    if row.number == snapshot.best:
-        return "  (best so far)"
-    best = next((other for other in snapshot.trials if other.number == snapshot.best), None)
+    best = snapshot.best_row
     if best is None:
         return ""
+    if row.number == best.number:
+        return "  (best so far)"
     value = fmt.metric(fmt.metric_value(best.metrics, snapshot.metric))
     return f"  (best so far: {value}, trial {best.number})"
 
@@ -270,7 +272,7 @@ def describe_end(snapshot: Snapshot) -> str:
     states = fmt.states(snapshot.count_trials()) or "no trials"
     load = describe_load(snapshot)
     text = f"{states} after {fmt.duration(snapshot.seconds)}{load and f'; {load}'}"
-    best = next((row for row in snapshot.trials if row.number == snapshot.best), None)
+    best = snapshot.best_row
     if best is None:
         return text
     value = fmt.metric_value(best.metrics, snapshot.metric)

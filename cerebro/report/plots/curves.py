@@ -49,11 +49,11 @@ def find_selected_point(result: Any, trial: Any, metric: str) -> tuple[int, floa
 
 def sort_best_first(result: Any, metric: str, trials: Sequence[Any]) -> list[Any]:
     """Sort the trials that have the metric by its value at their selected epoch, best first."""
-    sign = -1.0 if mode_of(result, metric) == "max" else 1.0
+    mode = mode_of(result, metric)
 
     def key(trial: Any) -> tuple[float, int]:
         point = find_selected_point(result, trial, metric)
-        return (math.inf if point is None else sign * point[1]), trial.number
+        return fmt.rank(None if point is None else point[1], mode), trial.number
 
     return sorted((t for t in trials if series(t, metric)[1]), key=key)
 
