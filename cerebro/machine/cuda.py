@@ -132,10 +132,7 @@ def find_cudnn() -> dict[str, Any] | None:
 
 
 def cudnn_path() -> str | None:
-    """Return the path of the cuDNN in ``CEREBRO_CUDNN``, else of the installed one, if any.
-
-    Raises DeviceError if the installed one cannot be loaded.
-    """
+    """Return the path in ``CEREBRO_CUDNN``, else that of `find_cudnn`; None without cuDNN."""
     named = os.environ.get(CUDNN_OVERRIDE)
     if named:
         return named
@@ -186,10 +183,7 @@ _pooled: dict[str, _core.Device] = {}  # devices that take memory from PyTorch
 
 
 def describe_opened() -> dict[str, Any] | None:
-    """Describe the GPU that this process uses without a framework; None if it uses no GPU.
-
-    The format is that of `cerebro.machine.environment.cuda`, which describes PyTorch's CUDA.
-    """
+    """Describe, like `environment.cuda`, the GPU that is used without a framework; None: no GPU."""
     if not _opened:
         return None
     about = describe_devices()[int(_opened[-1].partition(":")[2])]

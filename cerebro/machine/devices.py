@@ -177,10 +177,7 @@ def choose_devices(devices: Any, found: Found | None = None) -> tuple[str, ...]:
 
 
 def name_devices(devices: Any) -> list[str]:
-    """Return the names in ``devices=``, checking only their form.
-
-    Raises InputError if a name is not that of a device, or occurs twice.
-    """
+    """Return the names in ``devices=``; raise InputError if one is no name, or occurs twice."""
     several = isinstance(devices, (list, tuple))
     items = devices if several else ["auto" if devices is None else devices]
     if not items:
@@ -279,10 +276,7 @@ def count_workers(
 
 
 def assign_devices(devices: Sequence[str], workers: int) -> list[Device | None]:
-    """Return each worker's device, with GPUs assigned in turn; None for the CPU.
-
-    Raises InputError if this machine does not have a device.
-    """
+    """Return each worker's device, GPUs in turn, None for the CPU; InputError if one is missing."""
     if not are_gpus(devices):
         return [None] * workers
     gpus = {device.name: device for device in lookup().devices}

@@ -121,11 +121,7 @@ def _open_for_sync(path: str) -> Iterator[int]:
 
 
 def _make_temporary(path: str) -> tuple[int, str]:
-    """Open a new file beside `path`.
-
-    Its name contains the process id and a number, so that it differs from the files of other
-    threads, and of a dead process with the same id.
-    """
+    """Open a new file beside `path`, whose name no other thread or dead process has taken."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     for number in range(_TRIES):
         temporary = f"{path}.tmp-{os.getpid()}-{number}"

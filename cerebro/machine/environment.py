@@ -233,10 +233,7 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
 
 
 def read_variables() -> dict[str, str]:
-    """Return the members of `VARIABLES` that are set in this process.
-
-    If Keras is imported, ``KERAS_BACKEND`` is its actual backend, however it was chosen.
-    """
+    """Return the set members of `VARIABLES`, and the actual backend of Keras, if it is imported."""
     values = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     if keras := KERAS.present():
         values[BACKEND_VARIABLE] = keras["backend"]

@@ -138,10 +138,7 @@ def operation_of(message: str) -> str | None:
 
 
 def find_inexact_operation(error: BaseException) -> str | None:
-    """Return the operation because of which strict work failed; None if it failed otherwise.
-
-    The work may run again without `strict` (`compute_settings`).
-    """
+    """Return the operation because of which `strict` work failed; None if it failed otherwise."""
     cause: BaseException | None = error
     while cause is not None:
         name = operation_of(str(cause)) if isinstance(cause, RuntimeError) else None
@@ -172,10 +169,7 @@ def note_operations(found: set[str]) -> Iterator[None]:
 
 @contextmanager
 def xla_threads(threads: int) -> Iterator[None]:
-    """Make JAX use this many threads, if it first computes within this block.
-
-    The number cannot be changed afterwards, and it changes the bits.
-    """
+    """Make JAX use these threads, which change bits, if it first computes within this block."""
     before = os.environ.get("NPROC")
     os.environ["NPROC"] = str(threads)
     try:
@@ -265,10 +259,7 @@ _finder = _DynamoFinder()
 
 
 def postpone_dynamo() -> None:
-    """From now on, answer PyTorch's unnecessary imports of TorchDynamo with a stand-in.
-
-    Does nothing if Dynamo has already been imported.
-    """
+    """Answer PyTorch's unnecessary imports of TorchDynamo with a stand-in from now on."""
     if DYNAMO not in sys.modules and _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 

@@ -70,10 +70,7 @@ loaded: dict[str, str] = {}
 
 
 def list_unfindable_modules() -> list[str]:
-    """Return the user's modules that a worker would not find, or would find in another file.
-
-    They were loaded from a file, or from a folder that has left ``sys.path``.
-    """
+    """Return the user's modules that a worker would not find, or would find in another file."""
     names = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -250,10 +247,7 @@ def _describe_hidden(error: BaseException) -> str:
 
 
 def describe_shadows(error: BaseException) -> str:
-    """Return a message about files that were imported instead of libraries; empty if none.
-
-    Those that hide a module of Python are named if they caused the error.
-    """
+    """Return a message about files imported instead of libraries, or that caused the error."""
     said = [message] if (message := _describe_hidden(error)) else []
     for library in LIBRARIES:
         module = sys.modules.get(library)
@@ -318,11 +312,8 @@ def explain_other_version(file: object, kind: str, found: int, own: int, again: 
 
 
 def is_being_located() -> bool:
-    """Return whether Python is still locating the module that ``python -m cerebro`` runs.
-
-    Until it has, the first argument is ``-m``, and no code has used the package yet.
-    """
-    if sys.argv[:1] != ["-m"]:
+    """Return whether Python is still locating the module that ``python -m cerebro`` runs."""
+    if sys.argv[:1] != ["-m"]:  # which the first argument is until then
         return False
     at = sys.orig_argv.index("-m") if "-m" in sys.orig_argv else len(sys.orig_argv)
     return sys.orig_argv[at + 1 : at + 2] == ["cerebro"]

@@ -100,10 +100,7 @@ class LibrarySettings:
 
     @contextmanager
     def of_run(self, settings: Mapping[str, Any]) -> Iterator[None]:
-        """Run a block with the settings of a run, then restore the caller's.
-
-        Settings of modules that are first imported in the block stay.
-        """
+        """Run a block with a run's settings, then restore the caller's, except those by new modules."""
         before, imported_before = self.present(), dict(self.imported)
         try:
             self.enter(settings)

@@ -66,19 +66,12 @@ class Objects:
             self._system.get_file(self._path(name), os.fspath(file))
 
     def write(self, name: str, content: bytes) -> None:
-        """Write an object; it appears complete, and replaces one of the same name.
-
-        Raises StorageError if this fails.
-        """
+        """Write an object, which appears complete; raise StorageError if this fails."""
         with self._place_for(name) as path:
             self._system.pipe_file(path, content)
 
     def put(self, file: Path, name: str) -> None:
-        """Write a local file as an object, like `write`.
-
-        Raises FileNotFoundError if there is no local file, StorageError if the object cannot be
-        written.
-        """
+        """Write a local file, like `write`; raise FileNotFoundError if there is none."""
         if not file.is_file():
             raise FileNotFoundError(os.fspath(file))
         with self._place_for(name) as path:

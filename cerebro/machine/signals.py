@@ -188,10 +188,7 @@ class WakePipe:
 
 
 def wait_for(descriptors: Iterable[int], seconds: float) -> set[int]:
-    """Return the descriptors that are readable, after waiting up to `seconds` for the first one.
-
-    Waits without a limit if `seconds` is infinite.
-    """
+    """Return the readable descriptors, after up to `seconds` (may be infinite) for the first."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)

@@ -202,10 +202,7 @@ def draw_curves(rows: Sequence[TrialRow], metric: str, mode: str) -> dict[int, s
 
 
 def _find_limits(series: Any, mode: str) -> tuple[float, float]:
-    """Return the ends of the vertical axis, without the worst twentieth of the values.
-
-    Otherwise the first epochs of bad trials would flatten all other curves.
-    """
+    """Return the axis's ends, without the worst twentieth: bad first epochs would flatten all."""
     values = sorted(v for line in series for v in line if fmt.is_finite(v))
     if not values:
         return 0.0, 1.0

@@ -399,10 +399,7 @@ class Region:
 
 
 class Printed(io.TextIOBase):
-    """Replaces a standard stream: passes whole lines on to a region.
-
-    The replaced stream handles all other requests.
-    """
+    """Replaces a standard stream: passes whole lines on to a region, the rest to the stream."""
 
     def __init__(self, stream: Any, region: Region) -> None:
         self._stream = stream

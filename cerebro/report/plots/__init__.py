@@ -50,10 +50,7 @@ def plot(
 
 
 def check(result: Any, metric: str | None, trials: Sequence[int] | None) -> None:
-    """Raise InputError if the metric or a trial to draw is unknown.
-
-    The metric cannot be checked before the first epoch.
-    """
+    """Raise InputError if a trial, or the metric once an epoch has finished, is unknown."""
     shown = _choose_trials(result, trials)
     begun = any(trial.history for trial in shown)
     if metric is not None and begun and not any(series(trial, metric)[1] for trial in shown):

@@ -81,10 +81,7 @@ class _Bar:
 
 
 def _bars(units: Sequence[Mapping[str, Any]], row: int, end: float) -> list[_Bar]:
-    """Return one worker's bars; those too narrow to see are joined with their neighbours.
-
-    So the plot's width limits the number of bars. Joined bars look like the longest of them.
-    """
+    """Return one worker's bars; those too narrow to see are joined, and look like the longest."""
     gap = TOUCHING_SHARE * end
     joined: list[list[_Bar]] = []
     for first, last in _find_stretches(units, ("trial", "kind"), gap):

@@ -465,10 +465,7 @@ def _draw_dots(
     values: Mapping[int, float],
     style: _Style,
 ) -> None:
-    """Draw trials of one style; those without a finite metric on the lower edge.
-
-    They are drawn at once: thousands of separate marks would take minutes.
-    """
+    """Draw trials of one style at once; those without a finite metric on the lower edge."""
     marks: dict[str, Any] = {
         "marker": style.marker,
         "s": style.size,
