@@ -100,7 +100,7 @@ class LibrarySettings:
 
     @contextmanager
     def of_run(self, settings: Mapping[str, Any]) -> Iterator[None]:
-        """Run a block with a run's settings, then restore the caller's, except those by new modules."""
+        """Run a block with a run's settings, then restore the caller's, but for new modules'."""
         before, imported_before = self.present(), dict(self.imported)
         try:
             self.enter(settings)
