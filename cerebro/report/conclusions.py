@@ -434,7 +434,6 @@ class MoreTrials:
     more: int  # further trials
     chance: float  # the probability that one of them is a new best
     gain: float  # the expected improvement of the best value, in units of the metric; at least 0
-    half_found: float  # the expected best value of ``n - more`` trials drawn from those tried
 
 
 def chance_of_a_new_best(tried: int, more: int) -> float:
@@ -479,6 +478,5 @@ def more_trials(values: Sequence[float], tried: int, mode: str) -> MoreTrials | 
         return None
     more = n // 2
     best = max(values) if mode == "max" else min(values)
-    half_found = expected_best(values, n - more, mode)
-    chance = chance_of_a_new_best(tried, more)
-    return MoreTrials(more, chance, abs(best - half_found), half_found)
+    gain = abs(best - expected_best(values, n - more, mode))
+    return MoreTrials(more, chance_of_a_new_best(tried, more), gain)

@@ -74,6 +74,13 @@ def axis_label(trial: Any, metric: str) -> str:
     return f"training {name}" if f"train_{name}" in keys else name
 
 
+def scale_metric(axes: Axes, values: Sequence[float]) -> None:
+    """Make the metric's axis logarithmic if a few very bad values would flatten all others."""
+    finite = [value for value in values if math.isfinite(value)]
+    if finite and min(finite) > 0 and max(finite) / min(finite) > 30:
+        axes.set_yscale("log")
+
+
 def draw_curves(result: Any, metric: str, trials: Sequence[Any], look: Look) -> Figure:
     """Draw the metric over epochs: the best trial on top, four others labeled, the rest faint.
 
@@ -102,11 +109,15 @@ def draw_curves(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
         if trial.status in ("diverged", "failed"):
             end = [point for point in zip(x, y, strict=True) if math.isfinite(point[1])][-1]
             axes.plot(*end, "x", color=look.ink, markersize=6, zorder=11)
-    if ranked:
-        _mark_best(axes, ranked[0], result, metric, look)
+    point = find_selected_point(result, measured[0], metric)
+    if point is not None:
+        _mark_best(axes, point, mode_of(result, metric) == "max", look)
     _finish_curves(axes, ranked, metric, look)
     axes.set_ylabel(wrap(axis_label(measured[0], metric), 40, 2), color=look.ink)
-    _title(axes, len(ranked), len(measured) - len(ranked), look)
+    unknown = len(measured) - len(ranked)
+    parts = [f"{fmt.count_noun(len(ranked), 'trial')}, best first"] if ranked else []
+    parts += [f"{fmt.count_noun(unknown, 'trial')} without a finite metric"] if unknown else []
+    write_title(look, axes, "Learning curves", "; ".join(parts))
     return figure
 
 
@@ -115,11 +126,7 @@ def _curve_label(trial: Any) -> str:
     return escape_dollars("\n".join([f"trial {trial.number}", *lines]))
 
 
-def _mark_best(axes: Axes, trial: Any, result: Any, metric: str, look: Look) -> None:
-    point = find_selected_point(result, trial, metric)
-    if point is None:
-        return
-    high = mode_of(result, metric) == "max"
+def _mark_best(axes: Axes, point: tuple[int, float], high: bool, look: Look) -> None:
     axes.plot(*point, "o", color=look.accent, markersize=7, markeredgecolor=look.page, zorder=12)
     axes.annotate(
         fmt.metric(point[1]),
@@ -136,18 +143,10 @@ def _mark_best(axes: Axes, trial: Any, result: Any, metric: str, look: Look) -> 
     )
 
 
-def _title(axes: Axes, count: int, unknown: int, look: Look) -> None:
-    parts = [f"{fmt.count_noun(count, 'trial')}, best first"] if count else []
-    parts += [f"{fmt.count_noun(unknown, 'trial')} without a finite metric"] if unknown else []
-    write_title(look, axes, "Learning curves", "; ".join(parts))
-
-
 def _finish_curves(axes: Axes, ranked: Sequence[Any], metric: str, look: Look) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    values = [y for t in ranked for y in series(t, metric)[1] if math.isfinite(y)]
-    if values and min(values) > 0 and max(values) / min(values) > 30:
-        axes.set_yscale("log")
+    scale_metric(axes, [y for t in ranked for y in series(t, metric)[1]])
     axes.margins(x=0.03, y=0.1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if max((x for t in ranked for x in series(t, metric)[0]), default=1) == 1:

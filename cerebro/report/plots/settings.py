@@ -18,6 +18,7 @@ from cerebro.report.plots.curves import (
     find_selected_point,
     missing_metric_error,
     mode_of,
+    scale_metric,
     sort_best_first,
 )
 from cerebro.report.plots.look import (
@@ -316,7 +317,6 @@ MAX_LISTED = 8  # the most numbers that get one place each, without an axis
 SPREAD = 0.16  # how far the trials of a category are spread
 MAX_LABEL = 14  # the most characters of a category
 MAX_TURNED = 24  # the most labels of categories
-TOO_FAR = 30  # the ratio of metrics above which the axis is logarithmic
 
 
 @dataclass(frozen=True)
@@ -378,7 +378,8 @@ def draw_slices(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
             axes.set_ylabel(wrap(axis_label(ranked[0], metric), 24, 3), color=look.ink)
     for axes in panels[len(names) :]:
         axes.set_visible(False)
-    _scale_metric(panels[0], list(values.values()))
+    scale_metric(panels[0], list(values.values()))
+    panels[0].margins(y=0.12)
     _explain_marks(figure, groups, look)
     return figure
 
@@ -503,14 +504,6 @@ def _mark_medians(
             axes.hlines(
                 float(np.median(metrics)), column - 0.3, column + 0.3, color=look.dim, linewidth=1.2
             )
-
-
-def _scale_metric(axes: Axes, values: Sequence[float]) -> None:
-    """Make the metric's axis logarithmic if a few very bad trials would flatten all others."""
-    finite = sorted(value for value in values if math.isfinite(value))
-    if finite and finite[0] > 0 and finite[-1] / finite[0] > TOO_FAR:
-        axes.set_yscale("log")
-    axes.margins(y=0.12)
 
 
 def _explain_marks(figure: Figure, groups: Mapping[str, Sequence[int]], look: Look) -> None:
