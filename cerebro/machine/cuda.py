@@ -44,11 +44,9 @@ CUDNN_OVERRIDE = "CEREBRO_CUDNN"
 # Folders inside NVIDIA's wheels; the first is that of CUDA 13.
 WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_runtime/lib", "nvidia/cudnn/lib")
 SYSTEM_FOLDERS = ("/usr/local/cuda/lib64",)
-MPS_FOLDER = "/tmp/nvidia-mps"
 
 CHECK_SECONDS = 60.0
 """The timeout of a check in seconds; a check takes about one, mostly to start CUDA."""
-END_SECONDS = 5.0
 CACHE_FOLDER = "CEREBRO_CACHE"
 """The environment variable with the folder of stored results; default: the user's cache folder."""
 MOST_BYTES = 100_000  # the largest stored result
@@ -243,8 +241,8 @@ _unpinned: list[str] = []
 
 def is_mps_running() -> bool:
     """Return whether the Multi-Process Service's control daemon runs here, judging by its pipe."""
-    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_FOLDER
-    return (Path(folder) / "control").exists()
+    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"
+    return Path(folder, "control").exists()
 
 
 def version_text(number: int) -> str:
@@ -364,7 +362,7 @@ def _run_check(name: str) -> tuple[str, bool]:
     except subprocess.TimeoutExpired:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # the driver may keep it alive
-            process.communicate(timeout=END_SECONDS)
+            process.communicate(timeout=5.0)
         return f"{name}: its check gave no answer within {CHECK_SECONDS:g} seconds", False
     try:
         failure, is_lasting = json.loads(said.splitlines()[-1])

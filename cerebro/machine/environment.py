@@ -189,8 +189,7 @@ def uses_gpu(record: Mapping[str, Any]) -> bool:
 
 
 def _versions(names: Iterable[str]) -> dict[str, str]:
-    versions = {name: package_version(name) for name in names}
-    return {name: version for name, version in versions.items() if version is not None}
+    return {name: text for name in names if (text := package_version(name)) is not None}
 
 
 def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
@@ -201,17 +200,13 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
     ``cuda``, ``jax_backend``, ``keras`` and ``jax`` only if they have started.
     """
     torch = find_whole_module("torch")
-    more: dict[str, Any] = {}
-    if device != "cpu":
-        more["cuda_packages"] = _versions(CUDA_PACKAGES)
-        if (started := cuda()) is not None:
-            more["cuda"] = started
-    if (backend := jax_backend()) is not None:
-        more["jax_backend"] = backend
-    if keras := KERAS.present():
-        more["keras"] = keras
-    if jax := JAX.present():
-        more["jax"] = jax
+    more = {
+        "cuda_packages": None if device == "cpu" else _versions(CUDA_PACKAGES),
+        "cuda": None if device == "cpu" else cuda(),
+        "jax_backend": jax_backend(),
+        "keras": KERAS.present() or None,
+        "jax": JAX.present() or None,
+    }
     return {
         "cerebro": version(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -221,7 +216,7 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
         "cpu": dict(cpu()),
         "gpu": gpu(),
         "device": "cpu" if device == "cpu" else "cuda",
-        **more,
+        **{name: value for name, value in more.items() if value is not None},
         "cores": usable_cores(),
         "threads": threads,
         "blas": numpy_blas(),

@@ -327,15 +327,9 @@ class Memory:
     def __init__(self, python: int, index: int, spare: int, bit_generator: Any) -> None:
         self.bit_generator = bit_generator  # a reference: its memory stays
         numpy = bit_generator.ctypes.state_address
-        self._regions = _core.Regions(
-            [
-                (python, _WORDS_BYTES),
-                (index, 4),
-                (numpy, _WORDS_BYTES + 4),
-                (spare - 8, 4),
-                (spare, 8),
-            ]
-        )
+        of_python, of_numpy = (python, _WORDS_BYTES), (numpy, _WORDS_BYTES + 4)
+        regions = [of_python, (index, 4), of_numpy, (spare - 8, 4), (spare, 8)]
+        self._regions = _core.Regions(regions)
         self._python = _python()
 
     def save(self) -> tuple[bytearray, float | None]:

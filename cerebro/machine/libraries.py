@@ -173,8 +173,7 @@ class TorchSettings(LibrarySettings):
         """Return the settings in which a ``build`` begins: `compute_settings` has chosen some."""
         process = super().of_build(settings)
         if flags.chosen_blocks:
-            now = self.present()
-            process |= {name: now[name] for name in self._CHOICES if name in now}
+            process |= {name: v for name, v in self.present().items() if name in self._CHOICES}
         return process
 
 
@@ -310,7 +309,15 @@ class JaxSettings(LibrarySettings):
 
     def of_new_process(self) -> dict[str, Any]:
         """Return the process's own settings, or those of a new process; empty without JAX."""
-        return self._own or _first_in_environment()
+        if self._own:
+            return self._own
+        settings = dict(_first_settings() or {})
+        for name, value in settings.items():
+            text = os.environ.get(f"JAX_{name.upper()}")
+            if text is not None:  # read as JAX does
+                yes = text.lower() in ("y", "yes", "t", "true", "on", "1")
+                settings[name] = yes if isinstance(value, bool) else text
+        return settings
 
     def enter(self, settings: Mapping[str, Any]) -> None:
         self.apply(settings)  # before arrays are made, which have other types otherwise
@@ -334,17 +341,6 @@ class JaxSettings(LibrarySettings):
             not any(f"JAX_{name.upper()}" in os.environ for name in first)
             and all(settings.get(name, value) == value for name, value in first.items())
         )
-
-
-def _first_in_environment() -> dict[str, Any]:
-    """Return the settings of a new process with this environment; empty if there is no JAX."""
-    found = dict(_first_settings() or {})
-    for name, value in found.items():
-        text = os.environ.get(f"JAX_{name.upper()}")
-        if text is not None:  # read as JAX does
-            yes = text.lower() in ("y", "yes", "t", "true", "on", "1")
-            found[name] = yes if isinstance(value, bool) else text
-    return found
 
 
 @functools.cache

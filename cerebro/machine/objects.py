@@ -12,7 +12,6 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from cerebro.errors import InputError, one_line
 from cerebro.machine.imports import import_extra, install_hint
@@ -129,8 +128,5 @@ class Objects:
         except FileNotFoundError as error:
             raise MissingObjectError(f"{what}: there is no such object or bucket") from error
         except Exception as error:
-            raise StorageError(f"{what}: {_describe_cause(error)}") from error
-
-
-def _describe_cause(error: Exception) -> Any:
-    return one_line(str(error) or type(error).__name__, MAX_TEXT)
+            cause = one_line(str(error) or type(error).__name__, MAX_TEXT)
+            raise StorageError(f"{what}: {cause}") from error

@@ -88,15 +88,10 @@ def usable_cores() -> int:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS
         cores = os.cpu_count() or 1
-    quota = _cgroup_cores()
-    return max(1, min(cores, math.ceil(quota)) if quota is not None else cores)
-
-
-def _cgroup_cores() -> float | None:
     with suppress(OSError, ValueError):  # ValueError: "max"
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return int(limit) / int(period)
-    return None
+        cores = min(cores, math.ceil(int(limit) / int(period)))
+    return max(1, cores)
 
 
 def available_memory() -> int:

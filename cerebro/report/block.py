@@ -255,7 +255,7 @@ def render_result(result: Any) -> str:
     trials = summary.rank_trials(result)
     has_best = bool(summary.best_lines(result))
     hidden = Counter(trial.status for trial in trials[summary.MAX_TRIALS :])
-    tie = summary.describe_tie(result) if has_best else ""
+    tie = fmt.describe_tie(trials, trials[0], result.metric) if has_best else ""
     return Block(
         title=str(result.path),
         state=result.status,
@@ -266,7 +266,7 @@ def render_result(result: Any) -> str:
         facts=[summary.count_statuses(result)],
         more=f"and {hidden.total()} more: {fmt.states(hidden)}" if hidden else "",
         notes=[
-            *([tie] if tie else []),
+            *filter(None, [tie]),
             *summary.list_failures(result, with_status=True),
             *summary.list_warnings(result),
         ],

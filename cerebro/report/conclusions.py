@@ -436,16 +436,6 @@ class MoreTrials:
     gain: float  # the expected improvement of the best value, in units of the metric; at least 0
 
 
-def chance_of_a_new_best(tried: int, more: int) -> float:
-    """Return the probability that the best of ``tried + more`` trials is among the `more`.
-
-    This is ``more / (tried + more)``: all orders of independent draws are equally likely, for any
-    distribution (N. Glick, Breaking records and breaking boards, American Mathematical Monthly 85,
-    1978). If draws can tie, it is an upper bound.
-    """
-    return more / (tried + more) if more else 0.0
-
-
 def expected_best(values: Sequence[float], draws: int, mode: str) -> float:
     """Return the mean of the best of `draws` values, over all choices without replacement.
 
@@ -472,6 +462,10 @@ def more_trials(values: Sequence[float], tried: int, mode: str) -> MoreTrials | 
     one before. So ``m`` further trials gain at most as much as the last ``m`` did, ``E[best of n] -
     E[best of n - m]``, which `expected_best` estimates without bias for any distribution. `tried`
     counts failed trials, too.
+
+    The best of all is one of ``m`` further trials with probability ``m / (tried + m)``: all orders
+    of independent draws are equally likely (N. Glick, Breaking records and breaking boards,
+    American Mathematical Monthly 85, 1978). If draws can tie, this is an upper bound.
     """
     n = len(values)
     if n < FEWEST:
@@ -479,4 +473,4 @@ def more_trials(values: Sequence[float], tried: int, mode: str) -> MoreTrials | 
     more = n // 2
     best = max(values) if mode == "max" else min(values)
     gain = abs(best - expected_best(values, n - more, mode))
-    return MoreTrials(more, chance_of_a_new_best(tried, more), gain)
+    return MoreTrials(more, more / (tried + more), gain)

@@ -69,8 +69,10 @@ def count_noun(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def describe_tie(numbers: Sequence[int]) -> str:
-    """Return a note on trials that tie and on the one that counts as best; empty if none tie."""
+def describe_tie(trials: Iterable[Any], best: Any, metric: str) -> str:
+    """Return a note on trials that tie with the best, which comes first; empty if none ties."""
+    value = metric_value(best.metrics, metric)
+    numbers = [t.number for t in trials if metric_value(t.metrics, metric) == value]
     if len(numbers) < 2:
         return ""
     first, *others = map(str, sorted(numbers))

@@ -74,20 +74,15 @@ def wilson_interval(count: int, rows: int) -> tuple[float, float]:
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
-def least_p_value(difference: int) -> float:
-    """Return the smallest possible p-value if the numbers of correct rows differ by `difference`.
+def is_separable(difference: int) -> bool:
+    """Return whether an exact test on the same rows can distinguish two models at 5%.
 
     McNemar's exact test counts only the rows on which one of two models is right. If all of these
     favor one model, they are `difference` rows, and the two-sided p-value is ``2 * 0.5 **
     difference``; otherwise it is larger (Q. McNemar, Note on the sampling error of the difference
     between correlated proportions or percentages, Psychometrika 12, 1947).
     """
-    return float(min(1.0, 2.0 * 0.5 ** abs(difference)))
-
-
-def is_separable(difference: int) -> bool:
-    """Return whether an exact test on the same rows can distinguish two models at 5%."""
-    return least_p_value(difference) <= LEVEL
+    return bool(2.0 * 0.5 ** abs(difference) <= LEVEL)
 
 
 def fold_error(values: Sequence[float], test_share: float) -> float:

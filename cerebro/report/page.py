@@ -126,7 +126,7 @@ def _describe_best(result: Any, ranked: Sequence[Any]) -> dict[str, Any] | None:
     names = [name for name in names if not name.startswith("train_")] or names
     return {
         "text": lines[0].removeprefix("best: "),
-        "tie": summary.describe_tie(result),
+        "tie": fmt.describe_tie(ranked, best, result.metric),
         "config": flatten(best.config),
         "metrics": {
             fmt.heading(n): fmt.mean_metric(best.metrics, n) for n in fmt.full_names(best.metrics)

@@ -275,11 +275,7 @@ def describe_end(snapshot: Snapshot) -> str:
     best = snapshot.best_row
     if best is None:
         return text
-    value = fmt.metric_value(best.metrics, snapshot.metric)
-    alike = [
-        r.number for r in snapshot.trials if fmt.metric_value(r.metrics, snapshot.metric) == value
-    ]
-    tie = fmt.describe_tie(alike)
+    tie = fmt.describe_tie(snapshot.trials, best, snapshot.metric)
     return f"{text}; best: trial {best.number}{tie and f' ({tie})'}"
 
 

@@ -53,13 +53,6 @@ def tabulate(result: Any, trials: Sequence[Any]) -> tuple[list[str], list[list[s
     return headings, rows
 
 
-def describe_tie(result: Any) -> str:
-    """Return a note on the trials that tie for first place; empty if there is only one."""
-    best = fmt.metric_value(result.best.metrics, result.metric)
-    values = [(t.number, fmt.metric_value(t.metrics, result.metric)) for t in result.trials]
-    return fmt.describe_tie([number for number, value in values if value == best])
-
-
 def lay_out_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Lay out a table with two spaces between columns; numbers are right-aligned."""
     widths = [max(fmt.width(r[i]) for r in [headings, *rows]) for i in range(len(headings))]
@@ -99,7 +92,8 @@ def best_lines(result: Any) -> list[str]:
     epochs = best.epoch if by_last else best.best_epoch + 1
     after = f" after {fmt.count_noun(epochs, 'epoch')}"
     lines = [f"best: trial {best.number}, {fmt.heading(result.metric)} {value}{after}"]
-    return [*lines, *config_lines(best.config), *filter(None, [describe_tie(result)])]
+    tie = fmt.describe_tie(result.trials, best, result.metric)
+    return [*lines, *config_lines(best.config), *filter(None, [tie])]
 
 
 def config_lines(config: Mapping[str, Any]) -> list[str]:

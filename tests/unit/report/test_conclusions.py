@@ -14,7 +14,6 @@ import pytest
 from cerebro.report import noise, summary
 from cerebro.report.conclusions import (
     Facts,
-    chance_of_a_new_best,
     conclude,
     expected_best,
     find_end,
@@ -92,7 +91,7 @@ def test_five_rows_never_separate_two_models() -> None:
     for extra in range(20):
         n = 6 + 2 * extra
         tail = sum(math.comb(n, i) for i in range(extra + 1)) / 2**n
-        assert 2 * tail >= noise.least_p_value(6)
+        assert 2 * tail >= 2 * 0.5**6
 
 
 def test_error_and_difference_over_folds() -> None:
@@ -139,8 +138,9 @@ def test_expected_best_of_many_trials_does_not_overflow() -> None:
 def test_the_chance_of_a_new_best_counts_all_orders() -> None:
     orders = list(itertools.permutations(range(5)))
     later = sum(max(order) in order[3:] for order in orders) / len(orders)
-    assert chance_of_a_new_best(3, 2) == pytest.approx(later)
-    assert chance_of_a_new_best(3, 0) == 0.0
+    found = more_trials([0.5, 0.6, 0.7, 0.8], 3, "max")
+    assert found is not None and found.more == 2
+    assert found.chance == pytest.approx(later)
 
 
 def test_more_trials() -> None:

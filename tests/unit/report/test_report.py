@@ -667,9 +667,12 @@ def test_a_tie_is_reported() -> None:
     rows = [row(n, 1, value) for n, value in enumerate([0.5, 0.7, 0.6, 0.7])]
     assert progress.describe_end(snapshot(rows, best=1)).endswith(f"best: trial 1 ({said})")
     assert progress.describe_end(snapshot(rows[:3], best=1)).endswith("best: trial 1")
-    assert fmt.describe_tie([4, 0, 9, 2]) == "trials 0, 2, 4 and 9 tie: the lowest number is taken"
-    many = fmt.describe_tie(list(range(3, 10)))
-    assert many == "trials 3, 4, 5, 6 and 3 others tie: the lowest number is taken"
+    four = [make_trial(n, [0.7]) for n in (4, 0, 9, 2)]
+    many = [make_trial(n, [0.7]) for n in range(3, 10)]
+    assert [fmt.describe_tie(tying, tying[0], "accuracy") for tying in (four, many)] == [
+        "trials 0, 2, 4 and 9 tie: the lowest number is taken",
+        "trials 3, 4, 5, 6 and 3 others tie: the lowest number is taken",
+    ]
     assert "tie" not in summary.render(make_result(trials[:3]))
 
 
