@@ -65,9 +65,8 @@ def list_folders() -> list[str]:
     """Return the existing folders that may contain CUDA's libraries, the best first."""
     candidates = [Path(entry or ".") / inner for entry in sys.path for inner in WHEEL_FOLDERS]
     candidates.append(Path(sys.prefix) / "lib")
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        if os.environ.get(name):
-            candidates += [Path(os.environ[name]) / "lib64", Path(os.environ[name]) / "lib"]
+    homes = filter(None, (os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")))
+    candidates += [Path(home, inner) for home in homes for inner in ("lib64", "lib")]
     candidates += [Path(p) for p in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if p]
     candidates += [Path(folder) for folder in SYSTEM_FOLDERS]
     return [str(folder.absolute()) for folder in dict.fromkeys(candidates) if folder.is_dir()]

@@ -106,7 +106,6 @@ class _Reader:
         self.best, self.value = self.scored[0]
         self.metric = fmt.heading(self.result.metric)
         self.is_validated = self._is_validated()
-        self.counts = self._count_correct_rows()
 
     def _is_validated(self) -> bool:
         """Return whether the metric comes from rows that were not trained on."""
@@ -115,23 +114,18 @@ class _Reader:
             return bool(name.startswith("val_"))
         return f"val_{name}" in self.best.metrics or bool(self.best.folds)
 
-    def _count_correct_rows(self) -> list[int] | None:
-        if not self.is_validated or self.best.folds:
-            return None
-        values = [value for _, value in self.scored]
-        rows = self.facts.validation_rows
-        return noise.count_correct_rows(fmt.short_name(self.result.metric), values, rows)
-
     # --- reliability --------------------------------------------------------
 
     def judge_reliability(self) -> list[str]:
+        name, values = fmt.short_name(self.result.metric), [value for _, value in self.scored]
+        counts = noise.count_correct_rows(name, values, self.facts.validation_rows)
         if not self.is_validated:
             lines = [f"{self.metric} is that of rows the trials were trained on: it says nothing "
                      "about new rows"]  # fmt: skip
         elif self.best.folds:
             lines = self._judge_over_folds()
-        elif self.counts is not None:
-            lines = self._judge_over_rows(self.counts)
+        elif counts is not None:
+            lines = self._judge_over_rows(counts)
         else:
             lines = self._judge_over_epochs()
         return [*lines, *self._compare_best_and_last(), *self._judge_more_trials()]

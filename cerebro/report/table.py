@@ -237,10 +237,6 @@ def _make_columns(snapshot: Snapshot, rows: Sequence[TrialRow]) -> list[_Column]
     from rich.text import Text
 
     ranked_by = snapshot.metric
-
-    def last(row: TrialRow, name: str) -> Text:
-        return Text(fmt.metric(fmt.metric_value(row.last or row.metrics, name)))
-
     numbers = [Text(f"{'★ ' if row.number == snapshot.best else ''}{row.number}") for row in rows]
     states = [Text(row.status, style=COLOURS.get(row.status, "default")) for row in rows]
     columns = [
@@ -252,20 +248,18 @@ def _make_columns(snapshot: Snapshot, rows: Sequence[TrialRow]) -> list[_Column]
     key = next((name for name in names if fmt.short_name(name) == fmt.short_name(ranked_by)), None)
     key = f"val_{ranked_by}" if f"val_{ranked_by}" in names else key
     ranks = {"val_loss": 6, "train_loss": 7}
-    others = [name for name in names if name != key]
-    for name in [*others, *([key] if key else [])]:
+    for name in sorted(names, key=lambda name: name == key):
         heading = fmt.cut_end(fmt.heading(name), MAX_HEADING)
+        values = [fmt.metric_value(row.last or row.metrics, name) for row in rows]
         rank = 3 if name == key else ranks.get(name, 8)
-        columns.append(_Column(heading, [last(row, name) for row in rows], rank))
+        columns.append(_Column(heading, [Text(fmt.metric(value)) for value in values], rank))
     if any(row.best_at is not None for row in rows):
         best = [Text(fmt.metric(fmt.metric_value(row.metrics, ranked_by))) for row in rows]
         at = [Text("-" if row.best_at is None else str(row.best_at)) for row in rows]
         columns += [_Column("best", best, 1), _Column(fmt.BEST_AT, at, 5)]
-    rates = [f"{row.rows_per_second:,.0f}" if row.rows_per_second else "-" for row in rows]
-    where = ["-" if row.worker is None else str(row.worker) for row in rows]
-    columns.append(_Column("rows/s", list(map(Text, rates)), 9))
-    columns.append(_Column("worker", list(map(Text, where)), 10))
-    return columns
+    rates = [Text(f"{row.rows_per_second:,.0f}" if row.rows_per_second else "-") for row in rows]
+    where = [Text("-" if row.worker is None else str(row.worker)) for row in rows]
+    return [*columns, _Column("rows/s", rates, 9), _Column("worker", where, 10)]
 
 
 def _fit_columns(columns: Sequence[_Column], width: int) -> tuple[list[_Column], int]:
