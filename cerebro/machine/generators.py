@@ -270,7 +270,7 @@ def uses_torch(model: object) -> bool:
 def uses_cuda(model: object) -> bool:
     """Return whether a model that uses torch has tensors on a GPU; call this after `build`."""
     module = _torch()
-    return module.cuda.is_initialized() and _holds(
+    return bool(module.cuda.is_initialized()) and _holds(
         _state_of(model), lambda value: isinstance(value, module.Tensor) and value.is_cuda, DEEPEST
     )
 

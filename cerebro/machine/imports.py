@@ -77,10 +77,9 @@ def list_unfindable_modules() -> list[str]:
         if not isinstance(file, str) or is_installed(file) or name in PROGRAMS:
             continue
         # A package's modules are where the package is.
-        if "." not in name and getattr(module, "__name__", None) == name:
-            is_own = Path(file).is_relative_to(PACKAGE)
-            if not is_own and not _is_found(name, file):
-                names.append(name)
+        is_top = "." not in name and getattr(module, "__name__", None) == name
+        if is_top and not file.startswith(_OWN) and not _is_found(name, file):
+            names.append(name)
     return names
 
 

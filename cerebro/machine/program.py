@@ -61,11 +61,9 @@ class Program:
         began = time.time_ns()
         names = dict(_modules())
         sources = {file: _imported[file] for file in names.values()}
-        left_out = []
         seen: set[tuple[int, int]] = set()
-        for root in _roots():
-            if not _read_sources(root, sources, seen):
-                left_out.append(os.path.join(root, ""))  # noqa: PTH118
+        roots = [root for root in _roots() if not _read_sources(root, sources, seen)]
+        left_out = [os.path.join(root, "") for root in roots]  # noqa: PTH118
         return cls(sources, names, tuple(left_out), began)
 
     def digest(self, file: str) -> str | None:

@@ -209,20 +209,15 @@ def metric_columns(rows: Iterable[Mapping[str, float]], ranked_by: str) -> list[
 
     If trials are ranked by the loss, the first other metric (such as accuracy) comes third.
     """
-    seen: dict[str, None] = {}
-    for metrics in rows:
-        seen.update(dict.fromkeys(drop_spreads(metrics)))
-    losses = ("train_loss", "val_loss")
-    columns: list[str] = [name for name in losses if name in seen]
+    seen = dict.fromkeys(name for metrics in rows for name in drop_spreads(metrics))
+    columns = [name for name in ("train_loss", "val_loss") if name in seen]
     if short_name(ranked_by) != "loss":
-        columns.append(ranked_by)
-        return columns
+        return [*columns, ranked_by]
     if ranked_by in seen and not columns:
-        columns.append(ranked_by)
-    others = [n for n in seen if short_name(n) != "loss" and not n.startswith("train_")]
-    others = others or [n for n in seen if short_name(n) != "loss"]
-    columns += [short_name(others[0])] if others else []
-    return columns
+        columns = [ranked_by]
+    others = [name for name in seen if short_name(name) != "loss"]
+    others.sort(key=lambda name: name.startswith("train_"))
+    return [*columns, *(short_name(name) for name in others[:1])]
 
 
 def heading(name: str) -> str:

@@ -64,7 +64,8 @@ def _list_values(configs: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
 def _ranges_of(result: Any) -> Mapping[str, Range]:
     """Return the range of each setting in the space; empty if the space was not recorded."""
     saved = getattr(result, "saved", None)
-    return {} if saved is None else saved.ranges()
+    ranges: Mapping[str, Range] = {} if saved is None else saved.ranges()
+    return ranges
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
