@@ -20,16 +20,14 @@ try:
     from cerebro._core import trial_seed as trial_seed
     from cerebro._core import visit_order as visit_order
 except ImportError as error:
-    from cerebro.machine.imports import refuse_hidden, refuse_shadow
+    from cerebro.machine.imports import refuse_hidden, refuse_shadow, refuse_uncompiled
 
     refuse_hidden(error)
     refuse_shadow("numpy")
-    from cerebro.machine.installation import refuse_uncompiled
-
     refuse_uncompiled()
     raise
 
-from cerebro.machine.installation import is_being_located
+from cerebro.machine.imports import is_being_located, refuse_hidden
 
 _PLACES = {
     "api.check": ("Check", "check"),
@@ -132,7 +130,5 @@ if not is_being_located():
             for public_name in public_names:
                 __getattr__(public_name)
     except (ImportError, AttributeError) as error:
-        from cerebro.machine.imports import refuse_hidden
-
         refuse_hidden(error)
         raise

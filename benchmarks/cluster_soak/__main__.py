@@ -9,7 +9,7 @@ import time
 from collections import Counter
 
 from benchmarks.cluster_soak.soak import ENGINES, Report, Soak
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import install_hint
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ from cerebro.errors import InputError
 from cerebro.executors.process import warm_workers
 from cerebro.machine import environment
 from cerebro.machine.devices import CPU, choose_devices, has_driver
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import install_hint
 from cerebro.report import format as fmt
 
 if TYPE_CHECKING:

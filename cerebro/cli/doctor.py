@@ -24,10 +24,10 @@ import cerebro
 import cerebro._core as _core
 from cerebro.cli.options import json_option, new_command, print_json
 from cerebro.errors import DeviceError
-from cerebro.machine import cuda, device_check, environment, files, resources
+from cerebro.machine import cuda, environment, files, resources
 from cerebro.machine.devices import has_driver
-from cerebro.machine.flags import TORCH
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import install_hint
+from cerebro.machine.libraries import TORCH
 from cerebro.report import format as fmt
 
 
@@ -169,7 +169,7 @@ def _describe_gpu(index: int, about: Mapping[str, Any]) -> str:
         f"{major}.{minor}, {about['multiprocessors']} multiprocessors"
     )
     try:
-        problem = device_check.find_problem(name, anew=True)
+        problem = cuda.find_problem(name, anew=True)
         if not problem:  # also checked in this process
             device = cuda.open_device(name)
             device.check()

@@ -28,7 +28,7 @@ from cerebro.errors import CerebroError, CorruptDataError, InputError, one_line
 from cerebro.machine.mappings import flatten
 from cerebro.machine.objects import is_url
 from cerebro.report import format as fmt
-from cerebro.report.output import is_terminal
+from cerebro.report.progress import is_terminal
 
 SECONDS = 0.5
 """The seconds between two checks for new output with ``logs --follow``."""

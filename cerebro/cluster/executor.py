@@ -34,7 +34,7 @@ from cerebro.executors.base import Wake
 from cerebro.machine.devices import ALL, CPU, MAX_WORKERS
 from cerebro.machine.files import open_plain, path_of
 from cerebro.machine.objects import is_url
-from cerebro.machine.wake_pipe import wait_for
+from cerebro.machine.signals import wait_for
 from cerebro.run.states import epoch_state_file, read_state, unpublished_name
 from cerebro.worker.log import APPEND, log_path
 from cerebro.worker.messages import (

@@ -26,8 +26,7 @@ from typing import Any
 
 from cerebro.cluster.keys import Keys, import_zmq
 from cerebro.executors.wire import pickle_event, pickle_message
-from cerebro.machine.signals import defer_interrupts
-from cerebro.machine.wake_pipe import WakePipe, wait_for
+from cerebro.machine.signals import WakePipe, defer_interrupts, wait_for
 
 FRAME_BYTES = 4 << 20
 MAX_FRAME_BYTES = 2 * FRAME_BYTES  # a peer that announces a larger frame is disconnected

@@ -22,7 +22,7 @@ from typing import Any
 
 from cerebro.cluster.hub import Node, RemoteAgent
 from cerebro.cluster.messages import Begin, NodeReport
-from cerebro.machine.wake_pipe import WakePipe
+from cerebro.machine.signals import WakePipe
 from cerebro.worker.messages import Job, News
 
 PIECES = 16  # the parts into which a lot at several places is divided to estimate their work

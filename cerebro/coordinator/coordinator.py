@@ -36,7 +36,7 @@ from cerebro.coordinator.user import Commands, Hooks
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.base import Executor
 from cerebro.model import Words
-from cerebro.report.snapshot import Snapshot
+from cerebro.report.progress import Snapshot
 from cerebro.run.records import ENDED, EpochRecord, Raised, Status, find_clash
 from cerebro.run.settings import Settings
 from cerebro.run.store import Store

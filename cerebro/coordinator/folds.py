@@ -18,7 +18,7 @@ from cerebro.coordinator.overview import EndedTrials, Overview
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trials import LiveTrials, TrialTable
 from cerebro.coordinator.user import Hooks
-from cerebro.report.snapshot import TrialRow
+from cerebro.report.progress import TrialRow
 from cerebro.run.records import (
     ENDED,
     Ranking,

@@ -15,8 +15,7 @@ from typing import Any
 
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.report import format as fmt
-from cerebro.report.progress import Silent
-from cerebro.report.snapshot import Snapshot, TrialRow
+from cerebro.report.progress import Silent, Snapshot, TrialRow
 from cerebro.run.records import ENDED, Ranking, Status, TrialRecord, best_score
 from cerebro.run.settings import Settings
 

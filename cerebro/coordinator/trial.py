@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cerebro.report.snapshot import TrialRow
+from cerebro.report.progress import TrialRow
 from cerebro.run.records import Ranking, TrialRecord, strip_study
 from cerebro.run.states import CloneOf, KeptState
 from cerebro.worker.messages import UnitDone

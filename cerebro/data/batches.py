@@ -127,7 +127,7 @@ def make_trusted_loader(
 ) -> _core.Loader | MovedBatches:
     """Return a loader of batches on a device; the arguments and errors are those of `make_loader`.
 
-    If the device fails its check (`cerebro.machine.device_check`), or only PyTorch can use CUDA (a
+    If the device fails its check (`cuda.find_problem`), or only PyTorch can use CUDA (a
     build that includes the runtime), batches are made in host memory and PyTorch moves them. Raises
     DeviceError for other frameworks.
     """

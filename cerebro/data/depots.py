@@ -15,7 +15,7 @@ from typing import Any
 
 import cerebro._core as _core
 from cerebro.errors import DeviceError, InputError, one_line
-from cerebro.machine import cuda, device_check
+from cerebro.machine import cuda
 from cerebro.machine.imports import find_whole_module
 
 RESIDENCES = ("auto", "resident", "streamed")
@@ -54,7 +54,7 @@ def find_problem(name: str) -> str:
     then in this process, where it compiles the kernels. Out of memory, the next call tries again.
     """
     try:
-        reason = device_check.find_problem(name)
+        reason = cuda.find_problem(name)
         if not reason:
             depot(name).device.check()
     except DeviceError as error:

@@ -35,7 +35,7 @@ from cerebro.errors import CorruptDataError, InputError, one_line
 from cerebro.machine import durable
 from cerebro.machine.environment import version
 from cerebro.machine.files import load_json, read_bytes
-from cerebro.machine.installation import explain_other_version
+from cerebro.machine.imports import explain_other_version
 
 FORMAT = "cerebro-dataset"
 VERSION = 1

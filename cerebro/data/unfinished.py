@@ -19,7 +19,7 @@ from cerebro.data.manifest import Column, FileEntry, ShardEntry
 from cerebro.data.shards import open_columns
 from cerebro.errors import CerebroError, InputError
 from cerebro.machine.files import is_mount_point, load_json, open_plain, read_bytes
-from cerebro.report.output import is_terminal
+from cerebro.report.progress import is_terminal
 
 LOCK = ".lock"
 _NOTE_BYTES = 16 << 20

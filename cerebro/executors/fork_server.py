@@ -32,7 +32,7 @@ from typing import Any
 from cerebro.arguments import read_switch
 from cerebro.machine.generators import seed_anew
 from cerebro.machine.imports import Sources, are_current, note_imported
-from cerebro.machine.processes import (
+from cerebro.machine.resources import (
     adopt_orphans,
     end_with_parent,
     is_stopped,

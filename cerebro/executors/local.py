@@ -39,7 +39,7 @@ from cerebro.executors.seats import SeatedShards, place_pools
 from cerebro.executors.wire import BrokenMessage
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import CPU, Device
-from cerebro.machine.processes import is_stopped
+from cerebro.machine.resources import is_stopped
 from cerebro.worker.messages import (
     CheckDone,
     CheckTask,

@@ -3,19 +3,34 @@
 Importing Cerebro does not link, ship or open any part of CUDA. The runtime (12 or 13) is the one
 that a framework has loaded, else the one in NVIDIA's wheels, else the system's; a second one is
 never loaded. ``CEREBRO_CUDART`` sets a runtime's path, for unusual installations and for tests.
+
+Before a GPU's first use, `find_problem` checks whether it can be trusted with batches. A device
+that fails in a kernel may kill its process or hang, so the check runs in another process. It tests
+memory, streams and every kernel (`_core.Device.check`). The result is stored for this GPU, this
+driver and these versions of PyTorch, the CUDA runtime and Cerebro, in a separate file in the user's
+cache folder. If the file cannot be read or written, the check runs again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
+import json
 import logging
 import os
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from cerebro.errors import InputError
+from cerebro.errors import CorruptDataError, DeviceError, InputError, one_line
+from cerebro.machine.durable import replace_file
+from cerebro.machine.environment import package_version, version
+from cerebro.machine.files import read_bytes
+from cerebro.machine.imports import PACKAGE
 
 if TYPE_CHECKING:
     import cerebro._core as _core
@@ -29,7 +44,19 @@ CUDNN_OVERRIDE = "CEREBRO_CUDNN"
 # Folders inside NVIDIA's wheels; the first is that of CUDA 13.
 WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_runtime/lib", "nvidia/cudnn/lib")
 SYSTEM_FOLDERS = ("/usr/local/cuda/lib64",)
-MPS_FOLDER = "/tmp/nvidia-mps"
+
+CHECK_SECONDS = 60.0
+"""The timeout of a check in seconds; a check takes about one, mostly to start CUDA."""
+CACHE_FOLDER = "CEREBRO_CACHE"
+"""The environment variable with the folder of stored results; default: the user's cache folder."""
+MOST_BYTES = 100_000  # the largest stored result
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+"""The signals by which a driver's mistakes end a process."""
+
+CHECK_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from cerebro.machine import cuda; cuda.check_here(sys.argv[2])"
+)
 
 _log = logging.getLogger("cerebro.machine.cuda")
 
@@ -38,9 +65,8 @@ def list_folders() -> list[str]:
     """Return the existing folders that may contain CUDA's libraries, the best first."""
     candidates = [Path(entry or ".") / inner for entry in sys.path for inner in WHEEL_FOLDERS]
     candidates.append(Path(sys.prefix) / "lib")
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        if os.environ.get(name):
-            candidates += [Path(os.environ[name]) / "lib64", Path(os.environ[name]) / "lib"]
+    homes = filter(None, (os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")))
+    candidates += [Path(home, inner) for home in homes for inner in ("lib64", "lib")]
     candidates += [Path(p) for p in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if p]
     candidates += [Path(folder) for folder in SYSTEM_FOLDERS]
     return [str(folder.absolute()) for folder in dict.fromkeys(candidates) if folder.is_dir()]
@@ -57,7 +83,7 @@ def find_preferred_version() -> int:
     torch = sys.modules.get("torch")
     if torch is not None and getattr(torch, "version", None) is not None and torch.version.cuda:
         return int(torch.version.cuda.partition(".")[0])
-    try:
+    with contextlib.suppress(metadata.PackageNotFoundError):
         tagged = re.search(r"\+cu(\d\d)", metadata.version("torch"))
         if tagged is not None:
             return int(tagged[1])
@@ -65,15 +91,7 @@ def find_preferred_version() -> int:
             needed = re.match(r"nvidia-cuda-runtime-cu(\d+)|cuda-toolkit\b.*?==(\d+)", line)
             if needed is not None:
                 return int(needed[1] or needed[2])
-    except metadata.PackageNotFoundError:
-        pass
-    for major in (13, 12):
-        try:
-            metadata.version(f"jax-cuda{major}-plugin")
-        except metadata.PackageNotFoundError:
-            continue
-        return major
-    return 0
+    return next((m for m in (13, 12) if package_version(f"jax-cuda{m}-plugin") is not None), 0)
 
 
 def open_runtime() -> dict[str, Any]:
@@ -111,10 +129,7 @@ def find_cudnn() -> dict[str, Any] | None:
 
 
 def cudnn_path() -> str | None:
-    """Return the path of the cuDNN in ``CEREBRO_CUDNN``, else of the installed one, if any.
-
-    Raises DeviceError if the installed one cannot be loaded.
-    """
+    """Return the path in ``CEREBRO_CUDNN``, else that of `find_cudnn`; None without cuDNN."""
     named = os.environ.get(CUDNN_OVERRIDE)
     if named:
         return named
@@ -165,10 +180,7 @@ _pooled: dict[str, _core.Device] = {}  # devices that take memory from PyTorch
 
 
 def describe_opened() -> dict[str, Any] | None:
-    """Describe the GPU that this process uses without a framework; None if it uses no GPU.
-
-    The format is that of `cerebro.machine.environment.cuda`, which describes PyTorch's CUDA.
-    """
+    """Describe, like `environment.cuda`, the GPU that is used without a framework; None: no GPU."""
     if not _opened:
         return None
     about = describe_devices()[int(_opened[-1].partition(":")[2])]
@@ -228,10 +240,159 @@ _unpinned: list[str] = []
 
 def is_mps_running() -> bool:
     """Return whether the Multi-Process Service's control daemon runs here, judging by its pipe."""
-    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_FOLDER
-    return (Path(folder) / "control").exists()
+    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"
+    return Path(folder, "control").exists()
 
 
 def version_text(number: int) -> str:
     """Return CUDA's version number as text: ``12080`` is ``"12.8"``."""
     return f"{number // 1000}.{number % 1000 // 10}"
+
+
+# --- the check -----------------------------------------------------------------
+
+
+def find_problem(name: str, *, anew: bool = False) -> str:
+    """Return the operation that fails on a GPU, in one line; empty if the GPU passes.
+
+    With `anew`, ignore the stored result and check again. Raises DeviceError if CUDA cannot be used
+    in this process, InputError if there is no such GPU.
+    """
+    key = _identify_gpu(name)
+    path = _find_result_path(key)
+    stored = None if anew else _read_result(path, key)
+    if stored is not None:
+        return stored
+    failure, is_lasting = _run_check(name)
+    if is_lasting:
+        _write_result(path, key, failure)
+    return failure
+
+
+def _identify_gpu(name: str) -> dict[str, Any]:
+    """Return the key of a stored result: this GPU, and all software that computes on it."""
+    import cerebro._core as _core
+
+    runtime, devices = open_runtime(), describe_devices()
+    index = int(name.partition(":")[2])
+    if index >= len(devices):
+        raise InputError(
+            f"{name}: there are {len(devices)} CUDA devices, counted from 0, that this process may "
+            "use"
+        )
+    core = Path(str(_core.__file__)).stat()
+    return {
+        "gpu": devices[index]["name"],
+        "uuid": devices[index]["uuid"],
+        "driver": version_text(runtime["driver"]),
+        "kernel_module": _kernel_module(),
+        "runtime": version_text(runtime["version"]),
+        "torch": package_version("torch"),
+        "cerebro": version(),
+        "core": [core.st_size, core.st_mtime_ns],  # changes when a clone is rebuilt
+    }
+
+
+def _kernel_module() -> str:
+    """Return the version line of the driver's kernel module; empty without the module."""
+    with contextlib.suppress(OSError):
+        text = Path("/proc/driver/nvidia/version").read_text(errors="replace")
+        return one_line(text.partition("\n")[0])
+    return ""
+
+
+def find_folder() -> Path | None:
+    """Return the folder of stored results; None if this user has no cache folder."""
+    if named := os.environ.get(CACHE_FOLDER):
+        return Path(named)
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named, "cerebro")
+    try:
+        return Path.home() / ".cache" / "cerebro"
+    except RuntimeError:
+        return None
+
+
+def _find_result_path(key: dict[str, Any]) -> Path | None:
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    folder = find_folder()
+    return None if folder is None else folder / f"device-{digest[:20]}.json"
+
+
+def _read_result(path: Path | None, key: dict[str, Any]) -> str | None:
+    with contextlib.suppress(OSError, ValueError, RecursionError, CorruptDataError):
+        record = None if path is None else json.loads(read_bytes(path, MOST_BYTES))
+        if isinstance(record, dict) and record.get("of") == key:
+            text = record.get("problem")
+            return one_line(text) if isinstance(text, str) else None
+    return None
+
+
+def _write_result(path: Path | None, key: dict[str, Any], problem: str) -> None:
+    """Store a result atomically, because other processes may read or write it at the same time."""
+    with contextlib.suppress(OSError):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, json.dumps({"of": key, "problem": problem}).encode())
+
+
+def _run_check(name: str) -> tuple[str, bool]:
+    """Run a check; return what fails, and whether the failure is permanent."""
+    variables = dict(os.environ)
+    if path := open_runtime()["path"]:
+        variables[OVERRIDE] = path  # the runtime used by this process
+    # The working directory ("") is left out, because a file there could replace a library. But
+    # `python -m cerebro` may have found this Cerebro there, so its folder comes last.
+    folders = json.dumps([*(str(entry) for entry in sys.path if entry), str(PACKAGE.parent)])
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", CHECK_PROGRAM, folders, name],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=variables,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        return f"{name}: its check could not be started: {error}", False
+    try:
+        said, errors = process.communicate(timeout=CHECK_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the driver may keep it alive
+            process.communicate(timeout=5.0)
+        return f"{name}: its check gave no answer within {CHECK_SECONDS:g} seconds", False
+    try:
+        failure, is_lasting = json.loads(said.splitlines()[-1])
+        return one_line(str(failure)), bool(is_lasting)
+    except (ValueError, TypeError, IndexError):
+        # Other signals come from the system or a person; an exit status comes from Python.
+        return (
+            f"{name}: its check ended by {_describe_end(process.returncode, errors)}",
+            -process.returncode in CRASHES,
+        )
+
+
+def _describe_end(status: int, errors: str) -> str:
+    """Describe how a process ended that printed nothing."""
+    if status < 0:
+        try:
+            return signal.Signals(-status).name
+        except ValueError:
+            return f"signal {-status}"
+    last = errors.strip().rpartition("\n")[2]
+    return f"exit status {status}" + (f" ({one_line(last, 200)})" if last else "")
+
+
+def check_here(name: str) -> NoReturn:
+    """Check a GPU in this process, and print what fails and whether the failure is permanent."""
+    failure, is_lasting = "", True
+    try:
+        open_device(name).check()
+    except MemoryError as error:
+        failure, is_lasting = str(error), False
+    except (DeviceError, InputError) as error:
+        failure = str(error)
+    print(json.dumps([failure, is_lasting]), flush=True)
+    os._exit(0)  # skip the driver's own exit handlers

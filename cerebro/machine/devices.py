@@ -37,7 +37,6 @@ CUBLAS_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 CUBLAS_WORKSPACE = ":4096:8"
 """Makes cuBLAS return equal bits for equal inputs; cuBLAS reads it when CUDA starts."""
 
-FIND_SECONDS = 120.0
 SIGNS_OF_A_DRIVER = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
 PROGRAM = """
 import sys
@@ -112,26 +111,17 @@ def _lookup(visible: str | None) -> Found:
         return Found(problem="CUDA_VISIBLE_DEVICES is empty")
     if not is_importable("torch"):
         return Found(problem="PyTorch, which is needed to use GPUs, is not installed")
+    command = [sys.executable, "-c", PROGRAM]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM],
-            capture_output=True,
-            text=True,
-            timeout=FIND_SECONDS,
-            check=True,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120.0, check=True)
         rows, problem = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         return Found(problem=f"looking for GPUs failed: {one_line(str(error), 200)}")
-    return Found(
-        tuple(
-            Device(
-                f"cuda:{index}", str(label), int(memory), restrict_visible(index, visible), *about
-            )
-            for index, (label, memory, *about) in enumerate(rows)
-        ),
-        str(problem),
+    devices = (
+        Device(f"cuda:{index}", str(label), int(memory), restrict_visible(index, visible), *about)
+        for index, (label, memory, *about) in enumerate(rows)
     )
+    return Found(tuple(devices), str(problem))
 
 
 def restrict_visible(index: int, visible: str | None) -> str:
@@ -187,10 +177,7 @@ def choose_devices(devices: Any, found: Found | None = None) -> tuple[str, ...]:
 
 
 def name_devices(devices: Any) -> list[str]:
-    """Return the names in ``devices=``, checking only their form.
-
-    Raises InputError if a name is not that of a device, or occurs twice.
-    """
+    """Return the names in ``devices=``; raise InputError if one is no name, or occurs twice."""
     several = isinstance(devices, (list, tuple))
     items = devices if several else ["auto" if devices is None else devices]
     if not items:
@@ -274,10 +261,7 @@ def count_workers(
     workers_per_device: int | None,
     threads: int,
 ) -> int:
-    """Return the number of workers: as requested, or derived from the devices.
-
-    Raises InputError if the arguments contradict each other.
-    """
+    """Return the number of workers; raise InputError if the arguments contradict each other."""
     if not are_gpus(devices):
         return max(1, usable_cores() // threads) if workers is None else workers
     by_device = len(devices) * (workers_per_device or 1)
@@ -292,18 +276,14 @@ def count_workers(
 
 
 def assign_devices(devices: Sequence[str], workers: int) -> list[Device | None]:
-    """Return each worker's device, with GPUs assigned in turn; None for the CPU.
-
-    Raises InputError if this machine does not have a device.
-    """
+    """Return each worker's device, GPUs in turn, None for the CPU; InputError if one is missing."""
     if not are_gpus(devices):
         return [None] * workers
     gpus = {device.name: device for device in lookup().devices}
-    for name in devices:
-        if name not in gpus:
-            raise InputError(
-                f"devices: this machine has no {name!r}, only {', '.join(gpus) or 'its CPU'}"
-            )
+    if missing := [name for name in devices if name not in gpus]:
+        raise InputError(
+            f"devices: this machine has no {missing[0]!r}, only {', '.join(gpus) or 'its CPU'}"
+        )
     return [gpus[devices[i % len(devices)]] for i in range(workers)]
 
 
@@ -317,8 +297,7 @@ def make_variables(device: Device) -> dict[str, str]:
 
 def describe_device(devices: Sequence[str]) -> Mapping[str, Any]:
     """Describe the first of `devices`; empty if this machine does not have it."""
-    descriptions = [device.about for device in lookup().devices if device.name == devices[0]]
-    return descriptions[0] if descriptions else {}
+    return next((gpu.about for gpu in lookup().devices if gpu.name == devices[0]), {})
 
 
 def memory_of(devices: Sequence[str]) -> int:
@@ -329,8 +308,7 @@ def memory_of(devices: Sequence[str]) -> int:
 def use_device(device: str) -> Iterator[None]:
     """Compute on a device in this process, then restore the current device.
 
-    Sets the variable that cuBLAS reads when it starts; warns if CUDA has already started without
-    it.
+    Sets the variable that cuBLAS reads when it starts; warns if CUDA has started without it.
     """
     if not is_gpu(device):
         yield
@@ -380,13 +358,13 @@ def is_short_of_gpu_memory(error: BaseException) -> bool:
     A `MemoryError` counts: ask only where it must be the loader's.
     """
     torch = find_whole_module("torch")
-    if isinstance(error, MemoryError):
-        return True
-    if torch is not None and isinstance(error, torch.cuda.OutOfMemoryError):
-        return True
     # CUDA, cuBLAS and cuDNN also allocate memory outside PyTorch's allocator.
     texts = ("CUDA error: out of memory", "STATUS_ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+    return (
+        isinstance(error, MemoryError)
+        or (torch is not None and isinstance(error, torch.cuda.OutOfMemoryError))
+        or (isinstance(error, RuntimeError) and any(text in str(error) for text in texts))
+    )
 
 
 @contextmanager

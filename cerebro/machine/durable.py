@@ -60,7 +60,7 @@ def replace_file(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)  # noqa: PTH108
         raise
-    sync_folder(_folder_of(path))
+    sync_folder(os.path.dirname(path) or ".")  # noqa: PTH120
 
 
 def publish(files: Iterable[tuple[Path, Path]]) -> None:
@@ -86,8 +86,8 @@ def publish(files: Iterable[tuple[Path, Path]]) -> None:
     for temporary, final in pairs:
         with _explain_errors(f"cannot rename {temporary} to {final}"):
             os.replace(temporary, final)  # noqa: PTH105
-    for folder in dict.fromkeys(_folder_of(final) for _, final in pairs):
-        sync_folder(folder)
+    for folder in dict.fromkeys(os.path.dirname(final) for _, final in pairs):  # noqa: PTH120
+        sync_folder(folder or ".")
 
 
 def _begin_writing(fd: int) -> None:
@@ -121,11 +121,7 @@ def _open_for_sync(path: str) -> Iterator[int]:
 
 
 def _make_temporary(path: str) -> tuple[int, str]:
-    """Open a new file beside `path`.
-
-    Its name contains the process id and a number, so that it differs from the files of other
-    threads, and of a dead process with the same id.
-    """
+    """Open a new file beside `path`, whose name no other thread or dead process has taken."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     for number in range(_TRIES):
         temporary = f"{path}.tmp-{os.getpid()}-{number}"
@@ -136,10 +132,6 @@ def _make_temporary(path: str) -> tuple[int, str]:
                 if number == _TRIES - 1:
                     raise
     raise AssertionError("unreachable")
-
-
-def _folder_of(path: str) -> str:
-    return os.path.dirname(path) or "."  # noqa: PTH120
 
 
 @contextlib.contextmanager

@@ -21,10 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from cerebro.machine.flags import TORCH
-from cerebro.machine.imports import find_whole_module
-from cerebro.machine.installation import DISTRIBUTION
-from cerebro.machine.libraries import BACKEND_VARIABLE, JAX, KERAS, keras_backend
+from cerebro.machine.imports import DISTRIBUTION, find_whole_module
+from cerebro.machine.libraries import JAX, KERAS, TORCH
 from cerebro.machine.mappings import flatten
 from cerebro.machine.resources import usable_cores
 
@@ -42,6 +40,8 @@ CUDA_PACKAGES = (
     *(f"nvidia-{name}{cuda}" for name in CUDA_LIBRARIES for cuda in ("", "-cu12", "-cu13")),
     *(f"jax-cuda{major}-plugin" for major in (12, 13)),
 )
+
+BACKEND_VARIABLE = "KERAS_BACKEND"
 
 HASH_SEED = "PYTHONHASHSEED"
 """The variable on which the order of a set of strings depends."""
@@ -108,12 +108,10 @@ def cpu() -> dict[str, str]:
     The features are the names of its vector and matrix instructions, separated by spaces.
     """
     fields: dict[str, str] = {}
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
             fields.setdefault(key.strip().lower(), value.strip())
-    except OSError:
-        pass
     model = fields.get("model name") or platform.processor() or platform.machine()
     flags = set((fields.get("flags") or fields.get("features") or "").split())
     names = [name for flag, name in INSTRUCTION_SETS.items() if flag in flags]
@@ -191,8 +189,7 @@ def uses_gpu(record: Mapping[str, Any]) -> bool:
 
 
 def _versions(names: Iterable[str]) -> dict[str, str]:
-    versions = {name: package_version(name) for name in names}
-    return {name: version for name, version in versions.items() if version is not None}
+    return {name: text for name in names if (text := package_version(name)) is not None}
 
 
 def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
@@ -203,17 +200,13 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
     ``cuda``, ``jax_backend``, ``keras`` and ``jax`` only if they have started.
     """
     torch = find_whole_module("torch")
-    more: dict[str, Any] = {}
-    if device != "cpu":
-        more["cuda_packages"] = _versions(CUDA_PACKAGES)
-        if (started := cuda()) is not None:
-            more["cuda"] = started
-    if (backend := jax_backend()) is not None:
-        more["jax_backend"] = backend
-    if keras := KERAS.present():
-        more["keras"] = keras
-    if jax := JAX.present():
-        more["jax"] = jax
+    more = {
+        "cuda_packages": None if device == "cpu" else _versions(CUDA_PACKAGES),
+        "cuda": None if device == "cpu" else cuda(),
+        "jax_backend": jax_backend(),
+        "keras": KERAS.present() or None,
+        "jax": JAX.present() or None,
+    }
     return {
         "cerebro": version(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -223,7 +216,7 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
         "cpu": dict(cpu()),
         "gpu": gpu(),
         "device": "cpu" if device == "cpu" else "cuda",
-        **more,
+        **{name: value for name, value in more.items() if value is not None},
         "cores": usable_cores(),
         "threads": threads,
         "blas": numpy_blas(),
@@ -235,13 +228,10 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
 
 
 def read_variables() -> dict[str, str]:
-    """Return the members of `VARIABLES` that are set in this process.
-
-    If Keras is imported, ``KERAS_BACKEND`` is its actual backend, however it was chosen.
-    """
+    """Return the set members of `VARIABLES`, and the actual backend of Keras, if it is imported."""
     values = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-    if (backend := keras_backend()) is not None:
-        values[BACKEND_VARIABLE] = backend
+    if keras := KERAS.present():
+        values[BACKEND_VARIABLE] = keras["backend"]
     return values
 
 
@@ -269,9 +259,8 @@ def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
 
     Each is a line such as ``"packages.torch was 2.12.0, is 2.13.0"``. The number of cores is left
     out, because it changes nothing, and so are fields that only one record has, such as those of
-    libraries that only one process had imported. Keras's backend counts if both records have one,
-    because a Keras model cannot load the state of another backend. The hash seed counts, too: the
-    user's process may have drawn it.
+    libraries that only one process had imported. Keras's backend and the hash seed count if both
+    records have one.
     """
     fields = before.keys() & now.keys()
     old, new = ({k: v for k, v in record.items() if k in fields} for record in (before, now))
@@ -282,11 +271,10 @@ def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
             continue
         if key.startswith("torch") and (old.get(key) is None or new.get(key) is None):
             continue  # unknown: one process had not imported torch yet
-        if key == f"variables.{BACKEND_VARIABLE}" and not (key in old and key in new):
-            continue  # one process had not imported Keras
-        if key == f"variables.{HASH_SEED}" and not (key in old and key in new):
-            continue  # one of them is the user's process, and workers get the run's seed
-        if key == "cpu.features" and key in old and key in new:
+        in_both = key in old and key in new
+        if key in (f"variables.{BACKEND_VARIABLE}", f"variables.{HASH_SEED}") and not in_both:
+            continue  # one process had not imported Keras, or is the user's: workers get a seed
+        if key == "cpu.features" and in_both:
             was, has = set(str(old[key]).split()), set(str(new[key]).split())
             parts = (("without", sorted(was - has)), ("with", sorted(has - was)))
             said = "; ".join(f"{word} {' '.join(names)}" for word, names in parts if names)

@@ -167,11 +167,6 @@ def _finite_number(digits: str) -> float:
     return value
 
 
-NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
 class StorageError(OSError):
     """Raised if the run's own files cannot be written; no trial is to blame."""
 
@@ -182,15 +177,12 @@ class ExhaustedError(StorageError):
 
 @contextlib.contextmanager
 def explain_storage_errors() -> Iterator[None]:
-    """Convert an OSError into a StorageError whose message says how to fix the problem.
-
-    The subclass ExhaustedError means that all file descriptors are in use.
-    """
+    """Convert an OSError into a StorageError whose message says how to fix the problem."""
     try:
         yield
     except OSError as error:
         cause = error.strerror or str(error)
-        if error.errno in NO_DESCRIPTORS:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
             raise ExhaustedError(
                 f"the worker process has run out of file descriptors ({cause}): is a file, a "
                 "socket or a subprocess left open in every batch?"
@@ -203,7 +195,7 @@ def explain_storage_errors() -> Iterator[None]:
 
 def is_full(error: BaseException) -> bool:
     """Return whether an error means a full disk, wherever it occurred, for example in a print."""
-    return isinstance(error, OSError) and error.errno in FULL
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 NETWORK_FILE_SYSTEMS = (
@@ -253,9 +245,6 @@ def is_network_file_system(path: str | os.PathLike[str]) -> bool:
     return file_system(path) in NETWORK_FILE_SYSTEMS
 
 
-MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "hugetlbfs")
-
-
 def free_bytes(folder: Path) -> int:
     """Return how many bytes can be written to a folder; limited by memory if it is in memory."""
     status = os.statvfs(folder)
@@ -264,7 +253,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def is_memory(folder: Path) -> bool:
-    return file_system(folder) in MEMORY_FILE_SYSTEMS
+    return file_system(folder) in ("tmpfs", "ramfs", "hugetlbfs")
 
 
 def device_of(folder: Path) -> int:

@@ -1,19 +1,28 @@
-"""Set the process-wide options of libraries, such as PyTorch, that change bits or speed.
+"""Choose how libraries compute in a block: threads, operations, and without TorchDynamo.
 
-A model's bits depend on these options, so they are applied inline as well as in workers. A run
-sends the settings of the user's process to its workers. Each ``build`` begins with them; what it
-changes belongs to its model, and what a module changes when it is imported stays in the process.
+A model's bits depend on threads and operations, so they are chosen inline as well as in workers.
+
+``torch.optim`` imports ``torch._dynamo`` when the first optimizer is created, only to call
+``disable()`` and ``graph_break()``, which do nothing outside ``torch.compile``. The import takes
+longer than PyTorch's own and uses 67 MB. After `postpone_dynamo`, such an import gets a stand-in
+module that has only these two functions. As soon as any other attribute is used, the real module
+replaces the stand-in: ``torch.compile`` works as usual, at the cost of the import.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.abc
+import importlib.machinery
 import os
 import re
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, ClassVar, Literal
+from types import ModuleType
+from typing import Any, Literal
 
 from cerebro.machine.imports import find_whole_module
 
@@ -48,15 +57,12 @@ def compute_settings(
         with (
             _choose_deterministic(torch, deterministic, on_gpu, strict)
             if deterministic is True or on_gpu
-            else _AS_IT_IS
+            else nullcontext()
         ):
             yield
     finally:
         if torch.get_num_threads() != before_threads:
             torch.set_num_threads(before_threads)
-
-
-_AS_IT_IS = nullcontext()
 
 
 @contextmanager
@@ -71,15 +77,15 @@ def _choose_deterministic(
         flags |= {"cudnn_deterministic": True, "cudnn_benchmark": False}
         flags["fill"] = deterministic is True
     _set_choices(torch, before, flags)
-    _chosen_blocks.append(True)
+    chosen_blocks.append(True)
     try:
         yield
     finally:
-        _chosen_blocks.pop()
+        chosen_blocks.pop()
         _set_choices(torch, flags, before)
 
 
-_chosen_blocks: list[bool] = []
+chosen_blocks: list[bool] = []
 """One entry for every block of this process whose operations `compute_settings` has chosen."""
 
 
@@ -131,19 +137,9 @@ def operation_of(message: str) -> str | None:
     return message.split(".")[0][:100]
 
 
-def may_be_inexact(deterministic: Literal["warn"] | bool, device: str) -> bool:
-    """Return whether operations without a deterministic version are permitted, and noted."""
-    return deterministic == "warn" and device.startswith("cuda")
-
-
-def find_inexact_operation(
-    error: BaseException, deterministic: Literal["warn"] | bool, device: str
-) -> str | None:
-    """Return the operation because of which strict work failed; None if it failed otherwise.
-
-    The work may run again without `strict` (`compute_settings`).
-    """
-    cause: BaseException | None = error if may_be_inexact(deterministic, device) else None
+def find_inexact_operation(error: BaseException) -> str | None:
+    """Return the operation because of which `strict` work failed; None if it failed otherwise."""
+    cause: BaseException | None = error
     while cause is not None:
         name = operation_of(str(cause)) if isinstance(cause, RuntimeError) else None
         if name is not None:
@@ -171,183 +167,9 @@ def note_operations(found: set[str]) -> Iterator[None]:
         yield
 
 
-def _get_or_none(getter: Callable[[], Any]) -> Any:
-    try:
-        return getter()
-    except RuntimeError:
-        return None
-
-
-def _flushes_denormals(smallest: float = sys.float_info.min) -> bool:
-    """Return whether this thread treats denormal numbers as zero.
-
-    Torch sets this mode of the processor and has no getter. Operations of Python show it, too;
-    one of torch would take several times as long as reading all other settings.
-    """
-    return smallest * 0.5 == 0.0
-
-
-class LibrarySettings:
-    """The settings of one library. Nothing here imports it, except `apply` for other settings."""
-
-    name: ClassVar[str]
-    """The library's name in records of runs."""
-    FIRST: ClassVar[Mapping[str, Any]]
-    """The names of the settings, and their values in a new process."""
-
-    def __init__(self) -> None:
-        self.imported: dict[str, Any] = {}
-        """What modules set while a ``build`` of this run imported them. Python imports a module
-        once, so no later ``build`` sets it again."""
-
-    def is_imported(self) -> bool:
-        """Return whether the library is completely imported in this process."""
-        return find_whole_module(self.name) is not None
-
-    def present(self) -> dict[str, Any]:
-        """Return the current settings as JSON values; empty if the library is not imported."""
-        raise NotImplementedError
-
-    def apply(self, settings: Mapping[str, Any]) -> None:
-        """Apply settings of `present`; import the library only if it would begin with others."""
-        raise NotImplementedError
-
-    def of_new_process(self) -> dict[str, Any]:
-        """Return the settings with which the library begins."""
-        return dict(self.FIRST)
-
-    def of_build(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings in which each ``build`` of a run with these `settings` begins."""
-        of_run = {name: settings[name] for name in self.FIRST if name in settings}
-        return {**(of_run or self.of_new_process()), **self.imported}
-
-    def restore(self, settings: Mapping[str, Any]) -> None:
-        """Undo what a ``build`` of a run with these `settings` has changed."""
-        if self.is_imported():
-            self.apply(self.of_build(settings))
-
-    def begin_run(self, settings: Mapping[str, Any], *, own_process: bool) -> None:
-        """Prepare the process for a run; a worker process does not import its modules again."""
-        if not own_process:
-            self.imported.clear()  # those of an earlier run are among this run's, or were undone
-
-    def begin_build(self, settings: Mapping[str, Any]) -> None:
-        """Prepare the process for a ``build`` of a run with these `settings`."""
-        self.restore(settings)
-
-    def enter(self, settings: Mapping[str, Any]) -> None:
-        """Apply the settings of a run, unless the library is not imported: see `build_model`."""
-        if self.is_imported():
-            self.apply(settings)
-
-    @contextmanager
-    def of_run(self, settings: Mapping[str, Any]) -> Iterator[None]:
-        """Run a block with the settings of a run, then restore the caller's.
-
-        Settings of modules that are first imported in the block stay.
-        """
-        before, imported_before = self.present(), dict(self.imported)
-        try:
-            self.enter(settings)
-            yield
-        finally:
-            if self.is_imported():
-                new = {k: v for k, v in self.imported.items() if imported_before.get(k) != v}
-                self.apply({**(before or self.of_new_process()), **new})
-
-
-class TorchSettings(LibrarySettings):
-    """PyTorch's settings.
-
-    Importing PyTorch takes seconds and 200 MB, so models that do not use it train without it.
-    """
-
-    name = "torch"
-    FIRST: ClassVar[Mapping[str, Any]] = {
-        "default_dtype": "float32",
-        "matmul_precision": "highest",
-        "cudnn_allow_tf32": True,
-        "cudnn_benchmark": False,
-        "cudnn_deterministic": False,
-        "deterministic_algorithms": False,
-        "deterministic_warn_only": False,
-        "flush_denormal": False,
-    }
-    _CHOICES = (
-        "cudnn_benchmark",
-        "cudnn_deterministic",
-        "deterministic_algorithms",
-        "deterministic_warn_only",
-    )
-
-    def present(self) -> dict[str, Any]:
-        """Return the current settings; None: PyTorch does not tell.
-
-        It does not if its newer settings of the precision (``fp32_precision``) are in use.
-        """
-        torch = find_whole_module("torch")
-        if torch is None:
-            return {}
-        return {
-            "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
-            "matmul_precision": _get_or_none(torch.get_float32_matmul_precision),
-            "cudnn_allow_tf32": _get_or_none(lambda: torch.backends.cudnn.allow_tf32),
-            "cudnn_benchmark": torch.backends.cudnn.benchmark,
-            "cudnn_deterministic": torch.backends.cudnn.deterministic,
-            "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-            "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-            "flush_denormal": _flushes_denormals(),
-        }
-
-    def apply(self, settings: Mapping[str, Any]) -> None:
-        """Apply settings of `present`; takes a few microseconds if they are the present ones."""
-        if not settings or (settings == self.FIRST and "torch" not in sys.modules):
-            return
-        import torch
-
-        now = self.present()
-        if now == settings:
-            return
-        differ = {
-            name
-            for name, value in settings.items()
-            if value != now.get(name) and value is not None and now.get(name) is not None
-        }
-        if "default_dtype" in differ:
-            torch.set_default_dtype(getattr(torch, settings["default_dtype"]))
-        if "matmul_precision" in differ:
-            torch.set_float32_matmul_precision(settings["matmul_precision"])
-        for name in ("allow_tf32", "benchmark", "deterministic"):
-            if f"cudnn_{name}" in differ:
-                setattr(torch.backends.cudnn, name, settings[f"cudnn_{name}"])
-        checks = ("deterministic_algorithms", "deterministic_warn_only")
-        if differ.intersection(checks):  # imports TorchInductor: a second or two
-            torch.use_deterministic_algorithms(settings[checks[0]], warn_only=settings[checks[1]])
-        if "flush_denormal" in differ:
-            torch.set_flush_denormal(settings["flush_denormal"])
-
-    def begin_run(self, settings: Mapping[str, Any], *, own_process: bool) -> None:
-        super().begin_run(settings, own_process=own_process)
-        self.apply(settings)
-
-    def of_build(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings in which a ``build`` begins: `compute_settings` has chosen some."""
-        process = super().of_build(settings)
-        if _chosen_blocks:
-            now = self.present()
-            process |= {name: now[name] for name in self._CHOICES if name in now}
-        return process
-
-
-TORCH = TorchSettings()
-
-
 @contextmanager
 def xla_threads(threads: int) -> Iterator[None]:
-    """Make JAX use this many threads, if it first computes within this block.
-
-    The number cannot be changed afterwards, and it changes the bits.
-    """
+    """Make JAX use these threads, which change bits, if it first computes within this block."""
     before = os.environ.get("NPROC")
     os.environ["NPROC"] = str(threads)
     try:
@@ -357,3 +179,108 @@ def xla_threads(threads: int) -> Iterator[None]:
             os.environ.pop("NPROC", None)
         else:
             os.environ["NPROC"] = before
+
+
+# --- TorchDynamo ----------------------------------------------------------------
+
+DYNAMO = "torch._dynamo"
+
+_CALLERS = ("torch.optim.optimizer", "torch._compile")
+"""The PyTorch modules whose imports of Dynamo need only these two functions."""
+
+_lock = threading.RLock()
+
+
+class _DynamoStandIn(ModuleType):
+    """Stands in for ``torch._dynamo`` until anything beyond the two functions is used."""
+
+    def __init__(self) -> None:
+        super().__init__(DYNAMO)
+        self.__dict__["_passed"] = []
+        self.__dict__["_is_loaded"] = False
+
+    def graph_break(self, msg: str = "") -> None:
+        pass  # no graph is being traced
+
+    def disable(
+        self,
+        fn: Callable[..., Any] | None = None,
+        recursive: bool = True,
+        *,
+        reason: str | None = None,
+        wrapping: bool = True,
+    ) -> Any:
+        """Return the function itself: it need not be disabled while nothing is traced."""
+        if fn is None:
+            return lambda function: function
+        # `torch._compile` keeps the function in an attribute, which is deleted when the real module
+        # is imported: from then on the function must be disabled.
+        self.__dict__["_passed"].append(fn)
+        return fn
+
+    def __getattr__(self, name: str) -> Any:
+        # The import system and `inspect` ask every module for names like these.
+        if name[:2] == "__" and not (self._is_loaded and name in ("__path__", "__all__")):
+            raise AttributeError(name)
+        return getattr(self._become_real(), name)
+
+    def _become_real(self) -> ModuleType:
+        with _lock:
+            if sys.modules.get(DYNAMO) is self:
+                del sys.modules[DYNAMO]
+                if _finder in sys.meta_path:
+                    sys.meta_path.remove(_finder)
+                for function in self.__dict__["_passed"]:
+                    vars(function).pop("__dynamo_disable", None)
+                self.__dict__["_passed"].clear()
+            real = importlib.import_module(DYNAMO)
+            sys.modules["torch"].__dict__["_dynamo"] = real
+            return real
+
+
+class _DynamoFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Returns the stand-in for the imports that need only its two functions."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != DYNAMO or _importer() not in _CALLERS:
+            return None
+        return importlib.machinery.ModuleSpec(DYNAMO, self)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _DynamoStandIn()
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__["_is_loaded"] = True
+
+
+_finder = _DynamoFinder()
+
+
+def postpone_dynamo() -> None:
+    """Answer PyTorch's unnecessary imports of TorchDynamo with a stand-in from now on."""
+    if DYNAMO not in sys.modules and _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+@contextmanager
+def force_eager() -> Iterator[None]:
+    """Run functions under ``torch.compile`` as ordinary Python code, without compiling them."""
+    real = sys.modules.get(DYNAMO)
+    if real is None or isinstance(real, _DynamoStandIn):
+        yield
+        return
+    with sys.modules["torch"].compiler.set_stance("force_eager"):
+        yield
+
+
+def _importer() -> str | None:
+    """Return the name of the module whose import statement is running."""
+    frame = sys._getframe(1)
+    while frame is not None and (
+        frame.f_globals.get("__name__") in (__name__, "importlib", "importlib._bootstrap")
+        or frame.f_code.co_filename.startswith("<frozen importlib")
+    ):
+        frame = frame.f_back  # type: ignore[assignment]
+    return None if frame is None else frame.f_globals.get("__name__")

@@ -59,7 +59,7 @@ def capture(torch: bool, cuda: bool = True) -> dict[str, Any]:
     be False for a trial on the CPU: its states would depend on other work in the process.
     """
     generators = find_memory()
-    state = _state_of_both() if generators is None else generators.to_state()
+    state = _state_of_both() if generators is None else generators.state_of(generators.save())
     if torch:
         module = _torch()
         state["torch"] = module.get_rng_state().numpy()
@@ -270,13 +270,9 @@ def uses_torch(model: object) -> bool:
 def uses_cuda(model: object) -> bool:
     """Return whether a model that uses torch has tensors on a GPU; call this after `build`."""
     module = _torch()
-    if not module.cuda.is_initialized():
-        return False
-
-    def on_cuda(value: Any) -> bool:
-        return isinstance(value, module.Tensor) and bool(value.is_cuda)
-
-    return _holds(_state_of(model), on_cuda, depth=DEEPEST)
+    return bool(module.cuda.is_initialized()) and _holds(
+        _state_of(model), lambda value: isinstance(value, module.Tensor) and value.is_cuda, DEEPEST
+    )
 
 
 def _state_of(model: object) -> object:
@@ -287,14 +283,9 @@ def _state_of(model: object) -> object:
 def _holds(value: object, wanted: Callable[[Any], bool], depth: int = 4) -> bool:
     if wanted(value):
         return True
-    if depth == 0:
-        return False
-    items: Any = ()
-    if isinstance(value, Mapping):
-        items = value.values()
-    elif isinstance(value, (list, tuple)):
-        items = value
-    return any(_holds(item, wanted, depth - 1) for item in items)
+    items: Any = value.values() if isinstance(value, Mapping) else value
+    has_items = isinstance(value, (Mapping, list, tuple)) and depth > 0
+    return has_items and any(_holds(item, wanted, depth - 1) for item in items)
 
 
 def _torch() -> Any:
@@ -336,15 +327,9 @@ class Memory:
     def __init__(self, python: int, index: int, spare: int, bit_generator: Any) -> None:
         self.bit_generator = bit_generator  # a reference: its memory stays
         numpy = bit_generator.ctypes.state_address
-        self._regions = _core.Regions(
-            [
-                (python, _WORDS_BYTES),
-                (index, 4),
-                (numpy, _WORDS_BYTES + 4),
-                (spare - 8, 4),
-                (spare, 8),
-            ]
-        )
+        of_python, of_numpy = (python, _WORDS_BYTES), (numpy, _WORDS_BYTES + 4)
+        regions = [of_python, (index, 4), of_numpy, (spare - 8, 4), (spare, 8)]
+        self._regions = _core.Regions(regions)
         self._python = _python()
 
     def save(self) -> tuple[bytearray, float | None]:
@@ -356,11 +341,9 @@ class Memory:
         self._regions.restore(saved[0])
         self._python.gauss_next = saved[1]
 
-    def to_state(self) -> dict[str, Any]:
-        return self.state_of(self.save())
-
     @staticmethod
     def state_of(saved: tuple[bytearray, float | None]) -> dict[str, Any]:
+        """Return what `capture` returns of Python's and NumPy's generators."""
         copy, gauss = saved
         position, has_spare, spare = _REST.unpack_from(copy, _REST_AT)
         return {
@@ -372,7 +355,7 @@ class Memory:
         }
 
     def from_state(self, state: Mapping[str, Any]) -> None:
-        """Set the states to those of `to_state`, which the caller has checked."""
+        """Set the states to those of `state_of`, which the caller has checked."""
         spare = state["numpy_gauss"]
         rest = _REST.pack(state["numpy_position"], spare is not None, spare or 0.0)
         copy = bytearray(state["python"].tobytes() + state["numpy"].tobytes() + rest)
@@ -447,7 +430,7 @@ def _spare_offset() -> int:
 
 def _is_right(made: Memory) -> bool:
     """Return whether the memory has the states that the libraries' functions return."""
-    state, legacy = made.to_state(), np.random.get_state(legacy=False)
+    state, legacy = made.state_of(made.save()), np.random.get_state(legacy=False)
     assert isinstance(legacy, dict)
     spare = legacy["gauss"] if legacy["has_gauss"] else None
     return (

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -56,9 +57,8 @@ class Stopped(BaseException):
 
     def refusal(self, missing: Sequence[str] = ()) -> InputError:
         """Return the error that the user gets if the import cannot stop at the call."""
-        before = ""
-        if missing:
-            before = f", before {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} set"
+        verb = "is" if len(missing) == 1 else "are"
+        before = f", before {' and '.join(missing)} {verb} set" if missing else ""
         return InputError(f"{self}{before}: {CURE}")
 
 
@@ -183,16 +183,10 @@ def make_stoppable(spec: ModuleSpec | None, source: bytes | None = None) -> Modu
 
 def _find_statement() -> FrameType:
     """Return the module-level statement that led to the call; in a thread, the call itself."""
-    outside: list[FrameType] = []
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_OWN, "<frozen ")):
-            outside.append(frame)
-            if frame.f_code.co_name == "<module>":
-                return frame
-        frame = frame.f_back
-    return outside[0] if outside else sys._getframe(2)
+    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(2))]
+    outside = [f for f in frames if not f.f_code.co_filename.startswith((_OWN, "<frozen "))]
+    statements = [frame for frame in outside if frame.f_code.co_name == "<module>"]
+    return [*statements, *outside, *frames][0]
 
 
 def _is_spawned() -> bool:
@@ -202,10 +196,7 @@ def _is_spawned() -> bool:
 
 
 class _StoppableLoader(SourceFileLoader):
-    """Decides the outcome of an import in which a call was rejected.
-
-    It imports `source`; None: the file's own.
-    """
+    """Decides the outcome of an import, of `source` or the file's own, if a call was rejected."""
 
     def __init__(self, name: str, path: str, source: bytes | None) -> None:
         super().__init__(name, path)
@@ -230,9 +221,11 @@ class _StoppableLoader(SourceFileLoader):
         try:
             super().exec_module(module)
         except Stopped as stop:
-            missing = [
-                name for name in self._list_sought_names(module) if not hasattr(module, name)
-            ]
+            period = _here.found[-1] if _here.found else None
+            names = BUILD
+            if period is not None and period.target in (module.__name__, self.path):
+                names = period.names
+            missing = [name for name in names if not hasattr(module, name)]
             if missing and _here.imports > 1:
                 raise  # the module that imports this one may have the names
             if missing:
@@ -241,12 +234,6 @@ class _StoppableLoader(SourceFileLoader):
             _explain_what_is_missing(module, stop)
         finally:
             _here.imports -= 1
-
-    def _list_sought_names(self, module: ModuleType) -> tuple[str, ...]:
-        period = _here.found[-1] if _here.found else None
-        if period is not None and period.target in (module.__name__, self.path):
-            return period.names
-        return BUILD
 
 
 def _explain_what_is_missing(module: ModuleType, stop: Stopped) -> None:

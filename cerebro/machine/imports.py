@@ -1,11 +1,12 @@
-"""Check imported Python files: whether they have changed, and whether one hides a library.
+"""Check imported Python files: whether they have changed, hide a library or are missing.
 
 A worker that stays warm between runs keeps its imported modules. If the user has since edited one
 of them, or now uses a different file with the same name, the worker would train with the wrong
 code. Workers import modules by name; those that a worker would not find that way are sent to it.
 
 Python looks for modules first in the script's folder. A file there that hides a library causes
-errors deep inside other code, so messages name the file.
+errors deep inside other code, so messages name the file. Every message about a missing extra is
+built here, too. The module works even if NumPy or the C core is missing.
 
 `find_whole_module` ignores libraries whose import has not finished. ``sys.modules`` has a module
 from the beginning of its import. With ``workers=0`` or ``background=True`` the user's code may be
@@ -14,6 +15,7 @@ importing a library while a unit runs; most of its names are then missing.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import itertools
@@ -22,13 +24,12 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
-from importlib.machinery import PathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from cerebro.errors import InputError
-from cerebro.machine.installation import install_hint
 
 PACKAGE = Path(__file__).parent.parent
 """The folder of Cerebro itself: files in it are not the user's."""
@@ -69,32 +70,26 @@ loaded: dict[str, str] = {}
 
 
 def list_unfindable_modules() -> list[str]:
-    """Return the user's modules that a worker would not find, or would find in another file.
-
-    They were loaded from a file, or from a folder that has left ``sys.path``.
-    """
+    """Return the user's modules that a worker would not find, or would find in another file."""
     names = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or is_installed(file) or name in PROGRAMS:
             continue
         # A package's modules are where the package is.
-        if "." not in name and getattr(module, "__name__", None) == name:
-            is_own = Path(file).is_relative_to(PACKAGE)
-            if not is_own and not _is_found(name, file):
-                names.append(name)
+        is_top = "." not in name and getattr(module, "__name__", None) == name
+        if is_top and not file.startswith(_OWN) and not _is_found(name, file):
+            names.append(name)
     return names
 
 
 def _is_found(name: str, file: str) -> bool:
     """Return whether an import of a module would find this file."""
-    for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
-        spec = None if find is None else find(name, None)
-        if spec is not None:
-            origin = spec.origin
-            return origin is None or os.path.realpath(origin) == os.path.realpath(file)
-    return False
+    finds = [finder.find_spec for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    spec = next(filter(None, (find(name, None) for find in finds)), None)
+    if spec is None or spec.origin is None:
+        return spec is not None
+    return os.path.realpath(spec.origin) == os.path.realpath(file)
 
 
 def import_extra(module: str, extra: str, need: str) -> Any:
@@ -196,17 +191,15 @@ def are_current(
     """
     return all(
         time == (digest(file) if isinstance(time, str) else _changed_at(file))
-        and ("." in name or not _is_another(name, file))
+        and ("." in name or _locate(name) in (None, file))
         for (name, file), time in times.items()
     )
 
 
-def _is_another(name: str, file: str) -> bool:
+def _locate(name: str) -> str | None:
+    """Return the file of a module that is imported, or would be; None: there is none."""
     here = getattr(sys.modules.get(name), "__file__", None)
-    if here is None:
-        spec = PathFinder.find_spec(name)
-        here = None if spec is None else spec.origin
-    return here is not None and here != file
+    return here or getattr(PathFinder.find_spec(name), "origin", None)
 
 
 def _changed_at(file: str) -> int:
@@ -242,26 +235,18 @@ def _describe_hidden(error: BaseException) -> str:
     text = str(error)
     ran = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
     for name in sorted(sys.stdlib_module_names):
-        file = _find_file(name)
+        spec = None
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(name)
+        file = spec.origin if spec is not None and spec.has_location else None
         is_cause = file in ran or f"'{name}'" in text or getattr(error, "name", None) == name
         if file is not None and is_cause and not is_library(file) and not file.startswith(_OWN):
             return _describe_shadow(file, name)
     return ""
 
 
-def _find_file(name: str) -> str | None:
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
-    return spec.origin if spec is not None and spec.has_location else None
-
-
 def describe_shadows(error: BaseException) -> str:
-    """Return a message about files that were imported instead of libraries; empty if none.
-
-    Those that hide a module of Python are named if they caused the error.
-    """
+    """Return a message about files imported instead of libraries, or that caused the error."""
     said = [message] if (message := _describe_hidden(error)) else []
     for library in LIBRARIES:
         module = sys.modules.get(library)
@@ -280,3 +265,78 @@ def find_whole_module(name: str) -> Any:
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None)
     return None if getattr(spec, "_initializing", False) else module
+
+
+# --- how to install Cerebro ----------------------------------------------------
+
+DISTRIBUTION = "cerebro-mop"
+"""The name to install. On the package index, ``cerebro`` is an unrelated program; the imported
+package and the command are still called ``cerebro``.
+"""
+
+PUBLISHED = False
+"""Whether the package index has `DISTRIBUTION`. Until then, Cerebro is installed from a clone."""
+
+CLONE = "in the clone of Cerebro"
+
+
+def install_hint(*extras: str) -> str:
+    """Return how to install Cerebro with these extras, for the end of a message."""
+    target = (DISTRIBUTION if PUBLISHED else ".") + (f"[{','.join(extras)}]" if extras else "")
+    if extras:
+        target = f"'{target}'"  # some shells treat brackets as patterns
+    return f"pip install {target}" if PUBLISHED else f"pip install -e {target} {CLONE}"
+
+
+def update_hint() -> str:
+    """Return a hint on how to update Cerebro, for the end of a message."""
+    if PUBLISHED:
+        return f"pip install -U {DISTRIBUTION}"
+    return f"git pull && pip install -e . {CLONE}"
+
+
+def explain_other_version(file: object, kind: str, found: int, own: int, again: str) -> str:
+    """Return a message that refuses a file of a version other than the one that is read.
+
+    `kind` is what the file holds, such as ``"store"``. `again` says what to do if an earlier
+    Cerebro wrote the file.
+    """
+    of, fix = "an earlier", again
+    if found > own:
+        of, fix = "a newer", f"update Cerebro ({update_hint()})"
+    return (
+        f"{file} has {kind} version {found}, of {of} Cerebro, and this one reads only version "
+        f"{own}: {fix}"
+    )
+
+
+def is_being_located() -> bool:
+    """Return whether Python is still locating the module that ``python -m cerebro`` runs."""
+    if sys.argv[:1] != ["-m"]:  # which the first argument is until then
+        return False
+    at = sys.orig_argv.index("-m") if "-m" in sys.orig_argv else len(sys.orig_argv)
+    return sys.orig_argv[at + 1 : at + 2] == ["cerebro"]
+
+
+def refuse_uncompiled() -> None:
+    """Raise ImportError if there is no core for this Python; a command exits with one line.
+
+    A core that exists but does not load raises its own error.
+    """
+    folder = Path(__file__).parents[1]
+    if any((folder / f"_core{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+        return
+    others = sorted(file.name for file in folder.glob("_core.*") if file.suffix in (".so", ".pyd"))
+    text = f"{folder} has no compiled core for this Python {sys.version_info[0]}."
+    text += f"{sys.version_info[1]}"
+    if others:
+        text += f" (there is {', '.join(others)})"
+    root = folder.parent
+    if (root / "setup.py").exists() and (root / "csrc").is_dir():
+        text += f": build it with `{sys.executable} -m pip install -e {root}`"
+    else:
+        text += f": install Cerebro again with {sys.executable} -m pip"
+    program, *_ = sys.argv or [""]
+    if is_being_located() or os.path.basename(program) == "cerebro":  # noqa: PTH119
+        raise SystemExit(f"error: {text}")  # a command, in which no code catches exceptions
+    raise ImportError(text, name="cerebro._core") from None

@@ -1,11 +1,17 @@
-"""The process-wide settings of Keras and JAX, and of all libraries together, by name."""
+"""Set the process-wide options of PyTorch, Keras and JAX that change bits, types or speed.
+
+A run sends the settings of the user's process to its workers. Each ``build`` begins with them; what
+it changes belongs to its model, and what a module changes when it is imported stays in the process.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from importlib import util
@@ -13,15 +19,250 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cerebro.errors import InputError
-from cerebro.machine.flags import TORCH, LibrarySettings
+from cerebro.machine import flags
 from cerebro.machine.imports import find_whole_module
+
+
+class LibrarySettings:
+    """The settings of one library. Nothing here imports it, except `apply` for other settings."""
+
+    name: ClassVar[str]
+    """The library's name in records of runs."""
+    FIRST: ClassVar[Mapping[str, Any]]
+    """The names of the settings, and their values in a new process."""
+
+    def __init__(self) -> None:
+        self.imported: dict[str, Any] = {}
+        """What modules set while a ``build`` of this run imported them. Python imports a module
+        once, so no later ``build`` sets it again."""
+
+    def module(self) -> Any:
+        """Return the library if it is completely imported in this process, else None."""
+        return find_whole_module(self.name)
+
+    def _read(self, module: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _change(self, module: Any, changes: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        """Change some settings; `now` has the present ones."""
+        raise NotImplementedError
+
+    def present(self) -> dict[str, Any]:
+        """Return the current settings as JSON values; empty if the library is not imported."""
+        module = self.module()
+        return {} if module is None else self._read(module)
+
+    def apply(self, settings: Mapping[str, Any]) -> None:
+        """Apply settings of `present`; import the library only if it would begin with others."""
+        if not settings or (self.module() is None and self._begins_with(settings)):
+            return
+        module = importlib.import_module(self.name)
+        now = self.present()
+        changes = {
+            name: settings[name]
+            for name in self.FIRST
+            if name in now and settings.get(name, now[name]) != now[name]
+        }
+        if changes:
+            self._change(module, changes, now)
+
+    def _begins_with(self, settings: Mapping[str, Any]) -> bool:
+        """Return whether the library would begin with these settings."""
+        return all(settings.get(name, first) == first for name, first in self.FIRST.items())
+
+    def of_new_process(self) -> dict[str, Any]:
+        """Return the settings with which the library begins."""
+        return dict(self.FIRST)
+
+    def of_build(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings in which each ``build`` of a run with these `settings` begins."""
+        of_run = {name: settings[name] for name in self.FIRST if name in settings}
+        return {**(of_run or self.of_new_process()), **self.imported}
+
+    def restore(self, settings: Mapping[str, Any]) -> None:
+        """Undo what a ``build`` of a run with these `settings` has changed."""
+        if self.module() is not None:
+            self.apply(self.of_build(settings))
+
+    def begin_run(self, settings: Mapping[str, Any], *, own_process: bool) -> None:
+        """Prepare the process for a run; a worker process does not import its modules again."""
+        if not own_process:
+            self.imported.clear()  # those of an earlier run are among this run's, or were undone
+
+    def begin_build(self, settings: Mapping[str, Any]) -> None:
+        """Prepare the process for a ``build`` of a run with these `settings`."""
+        self.restore(settings)
+
+    def enter(self, settings: Mapping[str, Any]) -> None:
+        """Apply the settings of a run, unless the library is not imported: see `build_model`."""
+        if self.module() is not None:
+            self.apply(settings)
+
+    @contextmanager
+    def of_run(self, settings: Mapping[str, Any]) -> Iterator[None]:
+        """Run a block with a run's settings, then restore the caller's, but for new modules'."""
+        before, imported_before = self.present(), dict(self.imported)
+        try:
+            self.enter(settings)
+            yield
+        finally:
+            if self.module() is not None:
+                new = {k: v for k, v in self.imported.items() if imported_before.get(k) != v}
+                self.apply({**(before or self.of_new_process()), **new})
+
+
+class TorchSettings(LibrarySettings):
+    """PyTorch's settings.
+
+    Importing PyTorch takes seconds and 200 MB, so models that do not use it train without it. A
+    setting is None where PyTorch does not tell, as if its newer settings of the precision
+    (``fp32_precision``) are in use.
+    """
+
+    name = "torch"
+    FIRST: ClassVar[Mapping[str, Any]] = {
+        "default_dtype": "float32",
+        "matmul_precision": "highest",
+        "cudnn_allow_tf32": True,
+        "cudnn_benchmark": False,
+        "cudnn_deterministic": False,
+        "deterministic_algorithms": False,
+        "deterministic_warn_only": False,
+        "flush_denormal": False,
+    }
+    _CHOICES = (
+        "cudnn_benchmark",
+        "cudnn_deterministic",
+        "deterministic_algorithms",
+        "deterministic_warn_only",
+    )
+
+    def _read(self, module: Any) -> dict[str, Any]:
+        return {
+            "default_dtype": str(module.get_default_dtype()).removeprefix("torch."),
+            "matmul_precision": _get_or_none(module.get_float32_matmul_precision),
+            "cudnn_allow_tf32": _get_or_none(lambda: module.backends.cudnn.allow_tf32),
+            "cudnn_benchmark": module.backends.cudnn.benchmark,
+            "cudnn_deterministic": module.backends.cudnn.deterministic,
+            "deterministic_algorithms": module.are_deterministic_algorithms_enabled(),
+            "deterministic_warn_only": module.is_deterministic_algorithms_warn_only_enabled(),
+            "flush_denormal": _flushes_denormals(),
+        }
+
+    def _change(self, module: Any, changes: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        known = {k: v for k, v in changes.items() if v is not None and now[k] is not None}
+        wanted = {**now, **known}
+        if "default_dtype" in known:
+            module.set_default_dtype(getattr(module, wanted["default_dtype"]))
+        if "matmul_precision" in known:
+            module.set_float32_matmul_precision(wanted["matmul_precision"])
+        for name in ("allow_tf32", "benchmark", "deterministic"):
+            if f"cudnn_{name}" in known:
+                setattr(module.backends.cudnn, name, wanted[f"cudnn_{name}"])
+        checks = ("deterministic_algorithms", "deterministic_warn_only")
+        if not known.keys().isdisjoint(checks):  # imports TorchInductor: a second or two
+            module.use_deterministic_algorithms(wanted[checks[0]], warn_only=wanted[checks[1]])
+        if "flush_denormal" in known:
+            module.set_flush_denormal(wanted["flush_denormal"])
+
+    def begin_run(self, settings: Mapping[str, Any], *, own_process: bool) -> None:
+        super().begin_run(settings, own_process=own_process)
+        self.apply(settings)
+
+    def of_build(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings in which a ``build`` begins: `compute_settings` has chosen some."""
+        process = super().of_build(settings)
+        if flags.chosen_blocks:
+            process |= {name: v for name, v in self.present().items() if name in self._CHOICES}
+        return process
+
+
+def _get_or_none(getter: Callable[[], Any]) -> Any:
+    try:
+        return getter()
+    except RuntimeError:
+        return None
+
+
+def _flushes_denormals(smallest: float = sys.float_info.min) -> bool:
+    """Return whether this thread treats denormal numbers as zero.
+
+    Torch sets this mode of the processor and has no getter. Operations of Python show it, too;
+    one of torch would take several times as long as reading all other settings.
+    """
+    return smallest * 0.5 == 0.0
+
+
+class KerasSettings(LibrarySettings):
+    """Keras's settings and numbering, which change models and their names.
+
+    Keras numbers layers and metrics without a name in the order in which a process creates them:
+    the second model's ``dense`` is ``dense_1``, and its metric ``auc`` is ``auc_1``. Keras is not
+    imported here unless its settings differ from the defaults: most models are not Keras models,
+    even if Keras is imported elsewhere.
+    """
+
+    name = "keras"
+    FIRST: ClassVar[Mapping[str, Any]] = {
+        "floatx": "float32",
+        "epsilon": 1e-7,
+        "image_data_format": "channels_last",
+        "dtype_policy": "float32",
+    }
+
+    def module(self) -> Any:
+        """Return Keras 3 if it is completely imported, else None."""
+        keras = super().module()
+        return keras if hasattr(getattr(keras, "config", None), "dtype_policy") else None
+
+    def _read(self, module: Any) -> dict[str, Any]:
+        """Return the settings, the version and the backend, which `apply` leaves alone."""
+        return {
+            "version": str(module.__version__),
+            "backend": str(module.backend.backend()),
+            "floatx": str(module.config.floatx()),
+            "epsilon": float(module.config.epsilon()),
+            "image_data_format": str(module.config.image_data_format()),
+            "dtype_policy": str(module.config.dtype_policy().name),
+        }
+
+    def _change(self, module: Any, changes: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        for name, value in changes.items():
+            getattr(module.config, f"set_{name}")(value)
+
+    def of_new_process(self) -> dict[str, Any]:
+        """Return the settings with which Keras begins, by the user's keras.json."""
+        try:
+            folder = os.environ.get("KERAS_HOME") or Path("~/.keras").expanduser()
+            file = json.loads(Path(folder, "keras.json").read_text("utf-8"))
+        except (OSError, RuntimeError, ValueError):  # also no home folder, or no JSON
+            file = {}
+        settings = {name: file.get(name, first) for name, first in self.FIRST.items()}
+        return {**settings, "dtype_policy": settings["floatx"]}
+
+    def begin_build(self, settings: Mapping[str, Any]) -> None:
+        """Prepare the process for a ``build``.
+
+        Keras's numbering of layers begins anew, and its shared random generator is discarded: its
+        next use takes a new seed from the generator of `random`. So neither a model's names nor its
+        weights nor its types depend on the models created before it.
+        """
+        self.apply(settings if self.module() is None else self.of_build(settings))
+        if self.module() is None:
+            return
+        from keras.src.backend.common.global_state import set_global_attribute
+        from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+        from keras.src.utils.naming import reset_uids
+
+        reset_uids()
+        set_global_attribute(GLOBAL_SEED_GENERATOR, None)
 
 
 class JaxSettings(LibrarySettings):
     """JAX's settings, named without ``jax_``; they change types, random numbers and errors.
 
-    They are often set at the top of a script, which workers do not run. JAX is not imported here
-    unless its settings differ from those with which it begins.
+    They are often set at the top of a script, which workers do not run. Settings that this JAX
+    lacks are left out.
     """
 
     name = "jax"
@@ -42,43 +283,41 @@ class JaxSettings(LibrarySettings):
         self._begun: dict[str, Any] = {}
         """The settings of the last run in this worker process."""
 
-    def is_imported(self) -> bool:
-        return _jax() is not None
+    def module(self) -> Any:
+        jax = super().module()
+        return jax if hasattr(jax, "config") else None
 
-    def present(self) -> dict[str, Any]:
-        jax = _jax()
-        if jax is None:
-            return {}
-        names = [name for name in self.FIRST if hasattr(jax.config, f"jax_{name}")]
-        return {name: _to_plain(getattr(jax.config, f"jax_{name}")) for name in names}
+    def _read(self, module: Any) -> dict[str, Any]:
+        names = [name for name in self.FIRST if hasattr(module.config, f"jax_{name}")]
+        values = {name: getattr(module.config, f"jax_{name}") for name in names}
+        return {name: getattr(value, "value", value) for name, value in values.items()}  # of enums
 
-    def apply(self, settings: Mapping[str, Any]) -> None:
-        """Apply settings of `present`; settings that this JAX lacks are left out.
-
-        Raises
-        ------
-        InputError
-            If a setting must change that a ``with`` block of this thread fixes.
-        """
-        if not settings or (_jax() is None and self._begins_with(settings)):
-            return
-        import jax
-
-        now = self.present()
-        changes = {
-            name: value for name, value in settings.items() if name in now and now[name] != value
-        }
-        if not changes:
-            return
-        self._check_blocks(changes, now)
+    def _change(self, module: Any, changes: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        """Change settings; raise InputError for one that a ``with`` block of this thread fixes."""
+        with ThreadPoolExecutor(1) as other:  # such blocks are those of one thread
+            outside = other.submit(self.present).result()
+        for name, value in changes.items():
+            if outside[name] != now[name]:
+                raise InputError(
+                    f"JAX's {name} is {now[name]!r} here because of a with block, but the run has "
+                    f"{value!r}: leave the block first (jax.config.update changes a whole process)"
+                )
         if not self._own:
             self._own.update(now)
         for name, value in changes.items():
-            jax.config.update(f"jax_{name}", value)
+            module.config.update(f"jax_{name}", value)
 
     def of_new_process(self) -> dict[str, Any]:
         """Return the process's own settings, or those of a new process; empty without JAX."""
-        return self._own or _first_in_environment()
+        if self._own:
+            return self._own
+        settings = dict(_first_settings() or {})
+        for name, value in settings.items():
+            text = os.environ.get(f"JAX_{name.upper()}")
+            if text is not None:  # read as JAX does
+                yes = text.lower() in ("y", "yes", "t", "true", "on", "1")
+                settings[name] = yes if isinstance(value, bool) else text
+        return settings
 
     def enter(self, settings: Mapping[str, Any]) -> None:
         self.apply(settings)  # before arrays are made, which have other types otherwise
@@ -100,37 +339,8 @@ class JaxSettings(LibrarySettings):
         first = _first_settings()
         return first is None or (
             not any(f"JAX_{name.upper()}" in os.environ for name in first)
-            and all(first.get(name, value) == value for name, value in settings.items())
+            and all(settings.get(name, value) == value for name, value in first.items())
         )
-
-    def _check_blocks(self, changes: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        """Raise InputError if a ``with`` block fixes a setting, which cannot be changed then."""
-        with ThreadPoolExecutor(1) as other:  # such blocks are those of one thread
-            outside = other.submit(self.present).result()
-        for name, value in changes.items():
-            if outside[name] != now[name]:
-                raise InputError(
-                    f"JAX's {name} is {now[name]!r} here because of a with block, but the run has "
-                    f"{value!r}: leave the block first (jax.config.update changes a whole process)"
-                )
-
-
-JAX = JaxSettings()
-
-
-def _to_plain(value: Any) -> Any:
-    return getattr(value, "value", value)  # of an enumeration, as numpy_dtype_promotion is
-
-
-def _first_in_environment() -> dict[str, Any]:
-    """Return the settings of a new process with this environment; empty if there is no JAX."""
-    found = dict(_first_settings() or {})
-    for name, value in found.items():
-        text = os.environ.get(f"JAX_{name.upper()}")
-        if text is not None:  # read as JAX does
-            yes = text.lower() in ("y", "yes", "t", "true", "on", "1")
-            found[name] = yes if isinstance(value, bool) else text
-    return found
 
 
 @functools.cache
@@ -144,102 +354,7 @@ def _first_settings() -> dict[str, Any] | None:
     return {**JaxSettings.FIRST, "threefry_partitionable": release >= (0, 5)}
 
 
-def _jax() -> Any:
-    jax = find_whole_module("jax")
-    return jax if hasattr(jax, "config") else None
-
-
-BACKEND_VARIABLE = "KERAS_BACKEND"
-
-
-def keras_backend() -> str | None:
-    """Return Keras's backend in this process; None if Keras is not imported."""
-    keras = _keras()
-    return None if keras is None else str(keras.backend.backend())
-
-
-class KerasSettings(LibrarySettings):
-    """Keras's settings and numbering, which change models and their names.
-
-    Keras numbers layers and metrics without a name in the order in which a process creates them:
-    the second model's ``dense`` is ``dense_1``, and its metric ``auc`` is ``auc_1``. Keras is not
-    imported here unless its settings differ from the defaults: most models are not Keras models,
-    even if Keras is imported elsewhere.
-    """
-
-    name = "keras"
-    FIRST: ClassVar[Mapping[str, Any]] = {
-        "floatx": "float32",
-        "epsilon": 1e-7,
-        "image_data_format": "channels_last",
-        "dtype_policy": "float32",
-    }
-
-    def is_imported(self) -> bool:
-        return _keras() is not None
-
-    def present(self) -> dict[str, Any]:
-        """Return the current settings, the version and the backend."""
-        keras = _keras()
-        if keras is None:
-            return {}
-        return {
-            "version": str(keras.__version__),
-            "backend": str(keras.backend.backend()),
-            "floatx": str(keras.config.floatx()),
-            "epsilon": float(keras.config.epsilon()),
-            "image_data_format": str(keras.config.image_data_format()),
-            "dtype_policy": str(keras.config.dtype_policy().name),
-        }
-
-    def apply(self, settings: Mapping[str, Any]) -> None:
-        """Apply settings of `present`, except the version and the backend."""
-        complete = {name: settings.get(name, first) for name, first in self.FIRST.items()}
-        if not settings or (_keras() is None and complete == self.FIRST):
-            return
-        import keras
-
-        now = self.present()
-        for name in self.FIRST:
-            if name in settings and settings[name] != now[name]:
-                getattr(keras.config, f"set_{name}")(settings[name])
-
-    def of_new_process(self) -> dict[str, Any]:
-        """Return the settings with which Keras begins, by the user's keras.json."""
-        try:
-            folder = os.environ.get("KERAS_HOME") or Path("~/.keras").expanduser()
-            file = json.loads(Path(folder, "keras.json").read_text("utf-8"))
-        except (OSError, RuntimeError, ValueError):  # also no home folder, or no JSON
-            file = {}
-        settings = {name: file.get(name, first) for name, first in self.FIRST.items()}
-        return {**settings, "dtype_policy": settings["floatx"]}
-
-    def begin_build(self, settings: Mapping[str, Any]) -> None:
-        """Prepare the process for a ``build``.
-
-        Keras's numbering of layers begins anew, and its shared random generator is discarded: its
-        next use takes a new seed from the generator of `random`. So neither a model's names nor its
-        weights nor its types depend on the models created before it.
-        """
-        self.apply(settings if _keras() is None else self.of_build(settings))
-        if _keras() is None:
-            return
-        from keras.src.backend.common.global_state import set_global_attribute
-        from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
-        from keras.src.utils.naming import reset_uids
-
-        reset_uids()
-        set_global_attribute(GLOBAL_SEED_GENERATOR, None)
-
-
-KERAS = KerasSettings()
-
-
-def _keras() -> Any:
-    """Return Keras 3 if it is imported, else None."""
-    keras = find_whole_module("keras")
-    return keras if hasattr(getattr(keras, "config", None), "dtype_policy") else None
-
+TORCH, KERAS, JAX = TorchSettings(), KerasSettings(), JaxSettings()
 
 LIBRARIES: tuple[LibrarySettings, ...] = (TORCH, KERAS, JAX)
 

@@ -12,11 +12,9 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from cerebro.errors import InputError, one_line
-from cerebro.machine.imports import import_extra
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import import_extra, install_hint
 
 MAX_TEXT = 300
 """The longest cause, in characters, in a message."""
@@ -67,19 +65,12 @@ class Objects:
             self._system.get_file(self._path(name), os.fspath(file))
 
     def write(self, name: str, content: bytes) -> None:
-        """Write an object; it appears complete, and replaces one of the same name.
-
-        Raises StorageError if this fails.
-        """
+        """Write an object, which appears complete; raise StorageError if this fails."""
         with self._place_for(name) as path:
             self._system.pipe_file(path, content)
 
     def put(self, file: Path, name: str) -> None:
-        """Write a local file as an object, like `write`.
-
-        Raises FileNotFoundError if there is no local file, StorageError if the object cannot be
-        written.
-        """
+        """Write a local file, like `write`; raise FileNotFoundError if there is none."""
         if not file.is_file():
             raise FileNotFoundError(os.fspath(file))
         with self._place_for(name) as path:
@@ -137,8 +128,5 @@ class Objects:
         except FileNotFoundError as error:
             raise MissingObjectError(f"{what}: there is no such object or bucket") from error
         except Exception as error:
-            raise StorageError(f"{what}: {_describe_cause(error)}") from error
-
-
-def _describe_cause(error: Exception) -> Any:
-    return one_line(str(error) or type(error).__name__, MAX_TEXT)
+            cause = one_line(str(error) or type(error).__name__, MAX_TEXT)
+            raise StorageError(f"{what}: {cause}") from error

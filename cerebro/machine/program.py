@@ -35,7 +35,6 @@ MOST_BYTES = 4 << 20
 MOST_ENTRIES = 20_000
 """How much of one folder of ``sys.path`` is read, or looked at, for modules not imported yet."""
 
-INIT = "__init__.py"
 _OWN = str(PACKAGE) + os.sep
 
 _imported: dict[str, bytes] = {}
@@ -62,11 +61,9 @@ class Program:
         began = time.time_ns()
         names = dict(_modules())
         sources = {file: _imported[file] for file in names.values()}
-        left_out = []
         seen: set[tuple[int, int]] = set()
-        for root in _roots():
-            if not _read_sources(root, sources, seen):
-                left_out.append(os.path.join(root, ""))  # noqa: PTH118
+        roots = [root for root in _roots() if not _read_sources(root, sources, seen)]
+        left_out = [os.path.join(root, "") for root in roots]  # noqa: PTH118
         return cls(sources, names, tuple(left_out), began)
 
     def digest(self, file: str) -> str | None:
@@ -103,7 +100,7 @@ class Program:
         """Return the file that an import would have found when the run began."""
         for entry in sys.path if path is None else path:
             base = _absolute(os.path.join(entry, name.rpartition(".")[2]))  # noqa: PTH118
-            for file in (os.path.join(base, INIT), f"{base}.py"):  # noqa: PTH118
+            for file in (f"{base}{os.sep}__init__.py", f"{base}.py"):
                 if file in self.sources:
                     return file
         return None
@@ -278,7 +275,7 @@ def _read_content(file: str) -> bytes | None:
 
 
 def _stamp(file: str) -> tuple[int, ...] | None:
-    """Return a regular file's time of modification in ns, size, and further numbers."""
+    """Return a file's time of modification in ns, size, and further numbers; None: no file."""
     try:
         info = os.stat(file)  # noqa: PTH116
     except OSError:

@@ -1,9 +1,17 @@
-"""Measure the cores and memory that this process may use."""
+"""Ask the system about cores, memory and processes; set the parents of processes.
+
+What is said of processes is for Linux only: on other systems these functions raise OSError, unless
+their docstrings say otherwise.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,11 +64,11 @@ def count_kills(groups: Path = GROUPS, proc: Path = Path("/proc")) -> int:
 
 def _list_counters(groups: Path, proc: Path) -> list[Path]:
     """Return files that may count processes killed for lack of memory, closest group first."""
+    files = []
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
         lines = []
-    files = []
     for line in lines:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -80,34 +88,106 @@ def usable_cores() -> int:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS
         cores = os.cpu_count() or 1
-    quota = _cgroup_cores()
-    return max(1, min(cores, math.ceil(quota)) if quota is not None else cores)
-
-
-def _cgroup_cores() -> float | None:
-    try:
+    with suppress(OSError, ValueError):  # ValueError: "max"
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):
-        return None
+        cores = min(cores, math.ceil(int(limit) / int(period)))
+    return max(1, cores)
 
 
 def available_memory() -> int:
     """Return how many bytes are available now, on the machine and within the container's limit."""
     available = 4 << 30
-    try:
+    with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    with suppress(OSError, ValueError):  # ValueError: "max"
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        return available if limit == "max" else max(0, min(available, int(limit) - used))
-    except (OSError, ValueError):
-        return available
+        return max(0, min(available, limit - used))
+    return available
 
 
 def total_memory() -> int:
     return PAGE_BYTES * os.sysconf("SC_PHYS_PAGES")
+
+
+# --- processes -----------------------------------------------------------------
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
+
+_PASSED_ON = (
+    "Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "NoNewPrivs", "Seccomp", "CapInh",
+    "CapPrm", "CapEff", "CapBnd", "CapAmb", "Cpus_allowed", "Mems_allowed",
+)  # fmt: skip
+"""The lines of ``/proc/.../status`` about attributes that a new program inherits."""
+
+
+def read_inherited_attributes() -> tuple[str, ...]:
+    """Return the attributes that a program inherits when this thread starts it.
+
+    These are its users, umask, blocked and ignored signals, limits, CPUs, control groups, priority
+    and root folder, but not its environment variables, working directory and descriptors.
+    """
+    status = Path("/proc/thread-self/status").read_text()
+    lines = [line for line in status.splitlines() if line.partition(":")[0] in _PASSED_ON]
+    files = [Path("/proc/self", name).read_text() for name in ("limits", "cgroup", "oom_score_adj")]
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    return (*lines, *files, str(priority), str(Path("/proc/self/root").readlink()))
+
+
+def threads() -> int:
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal or a debugger has stopped a process; False if this is unknown."""
+    return _fields(pid)[:1] in (["T"], ["t"])
+
+
+def start_of(pid: int) -> str | None:
+    """Return when a process began, as text that no other process of this number has.
+
+    Return None if there is no such process, if it has ended but is not reaped, or if the system
+    does not say.
+    """
+    fields = _fields(pid)
+    if not fields or fields[0] in ("Z", "X", "x"):
+        return None
+    with suppress(OSError):
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {fields[19]}"
+    return fields[19]
+
+
+def _fields(pid: int) -> list[str]:
+    """Return the fields of ``/proc/<pid>/stat`` after the program's name; none if unknown."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
+
+
+def end_with_parent() -> None:
+    """Make the kernel kill this process when the thread that started it ends."""
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+@contextmanager
+def adopt_orphans() -> Iterator[None]:
+    """Make this process the parent of descendants whose own parent ends within the block."""
+    before = ctypes.c_int()
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, before.value)
+
+
+def _prctl(option: int, argument: int) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    zero = ctypes.c_ulong(0)
+    if library.prctl(option, ctypes.c_ulong(argument), zero, zero, zero) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

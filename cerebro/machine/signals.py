@@ -1,11 +1,18 @@
-"""Handle Ctrl-C and SIGTERM: the first signal ends a run, later ones do not disturb its cleanup."""
+"""Handle Ctrl-C and SIGTERM, and wake threads that wait.
+
+The first signal ends a run, later ones do not disturb its cleanup.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+import select
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -27,20 +34,14 @@ _heard: list[int] = []
 """The signals that these blocks have deferred."""
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:
+def _hear(signum: int, frame: FrameType | None) -> None:
     if _depth:
         _heard.append(signum)
-    else:
-        _heard.clear()
-        signal.default_int_handler(signum, frame)
-
-
-def _terminate(signum: int, frame: object) -> None:
-    if _depth:
-        _heard.append(signum)
-    else:
-        _heard.clear()
+        return
+    _heard.clear()
+    if signum == signal.SIGTERM:
         raise Terminated
+    signal.default_int_handler(signum, frame)
 
 
 @contextmanager
@@ -50,21 +51,20 @@ def raise_on_sigterm() -> Iterator[None]:
     Works only in the main thread, which alone receives signals, and only if SIGTERM has its default
     handler.
     """
-    taken: list[tuple[signal.Signals, Any, Any]] = []
-    if _in_main_thread():
-        for number, default, handler in (
-            (signal.SIGTERM, signal.SIG_DFL, _terminate),
-            (signal.SIGINT, signal.default_int_handler, _interrupt),
-        ):
-            if signal.getsignal(number) is default:
-                signal.signal(number, handler)
-                taken.append((number, default, handler))
+    defaults: dict[signal.Signals, Any] = {
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
+    }
+    here = _in_main_thread()
+    taken = [n for n, default in defaults.items() if here and signal.getsignal(n) is default]
+    for number in taken:
+        signal.signal(number, _hear)
     try:
         yield
     finally:
-        for number, default, handler in taken:
-            if signal.getsignal(number) is handler:
-                signal.signal(number, default)
+        for number in taken:
+            if signal.getsignal(number) is _hear:
+                signal.signal(number, defaults[number])
 
 
 @contextmanager
@@ -74,14 +74,14 @@ def call_on_sigterm(heard: Callable[[], None]) -> Iterator[None]:
     For code that must not be interrupted at an arbitrary point. Works only inside
     `raise_on_sigterm`.
     """
-    if not _in_main_thread() or signal.getsignal(signal.SIGTERM) is not _terminate:
+    if not _in_main_thread() or signal.getsignal(signal.SIGTERM) is not _hear:
         yield
         return
     signal.signal(signal.SIGTERM, lambda signum, frame: heard())
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, _terminate)
+        signal.signal(signal.SIGTERM, _hear)
 
 
 def defer_interrupts(after: BaseException | None = None) -> AbstractContextManager[None]:
@@ -92,7 +92,7 @@ def defer_interrupts(after: BaseException | None = None) -> AbstractContextManag
     """
     if not _in_main_thread():
         return nullcontext()
-    if signal.getsignal(signal.SIGINT) is _interrupt:
+    if signal.getsignal(signal.SIGINT) is _hear:
         return _Deferral(after)
     return _defer_with_handlers(after)
 
@@ -121,27 +121,76 @@ class _Deferral:
 @contextmanager
 def _defer_with_handlers(after: BaseException | None) -> Iterator[None]:
     heard: list[int] = []
-    with ExitStack() as stack:
-        stack.enter_context(_note_signal(signal.SIGINT, heard))
-        if signal.getsignal(signal.SIGTERM) is _terminate:
-            stack.enter_context(_note_signal(signal.SIGTERM, heard))
+    before: dict[signal.Signals, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(number)
+        is_ours = handler is _hear or number is signal.SIGINT
+        if is_ours and handler not in (None, signal.SIG_IGN):  # None: not set by Python
+            before[number] = handler
+            signal.signal(number, lambda signum, frame: heard.append(signum))
+    try:
         yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if heard and not isinstance(after, KeyboardInterrupt):
         signal.raise_signal(heard[0])
 
 
-@contextmanager
-def _note_signal(number: signal.Signals, heard: list[int]) -> Iterator[None]:
-    before: Any = signal.getsignal(number)
-    if before is None or before is signal.SIG_IGN:  # None: a handler that was not set by Python
-        yield
-        return
-    signal.signal(number, lambda signum, frame: heard.append(signum))
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
-
-
 def _in_main_thread() -> bool:
     return threading.get_ident() == threading.main_thread().ident
+
+
+PIPE_BYTES = 4096
+
+
+class WakePipe:
+    """A pipe that is readable from a call of `wake` until `clear`.
+
+    `wake` may be called from any thread, even after `close`: the writing end stays open until the
+    object is deleted, because otherwise the number of the closed descriptor might by then belong to
+    a different file.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._is_set = False
+
+    def fileno(self) -> int:
+        return self._read
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):  # a full pipe wakes it anyway; or the pipe is closed
+            os.write(self._write, b"x")
+        self._is_set = True  # not before: `clear` would leave the pipe readable for good
+
+    def clear(self) -> None:
+        if not self._is_set:
+            return
+        self._is_set = False
+        with contextlib.suppress(OSError):
+            while len(os.read(self._read, PIPE_BYTES)) == PIPE_BYTES:
+                pass  # a shorter piece was the last one: reading again would fail, which costs more
+
+    def close(self) -> None:
+        fd, self._read = self._read, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        try:
+            self.close()
+            os.close(self._write)
+        except (OSError, AttributeError, TypeError):
+            return  # when Python exits, `os` may be None
+
+
+def wait_for(descriptors: Iterable[int], seconds: float) -> set[int]:
+    """Return the readable descriptors, after up to `seconds` (may be infinite) for the first."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    limit = None if math.isinf(seconds) else math.ceil(1000 * seconds)
+    return {descriptor for descriptor, _ in poll.poll(limit)}

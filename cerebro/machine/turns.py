@@ -164,10 +164,7 @@ def give_away() -> Iterator[None]:
 
 
 def wait_until_alone() -> bool:
-    """Wait until no other thread is within a unit, and let none begin until this unit ends.
-
-    Return whether there may have been another unit.
-    """
+    """Wait until no other unit is begun, and let none begin; return whether one may have been."""
     turn = _here.turn
     if turn is None:
         return False

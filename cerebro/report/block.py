@@ -2,24 +2,41 @@
 
 The block is static HTML without scripts, style sheets or outside references. It survives saving,
 nbconvert and sanitizers, which leave at least the text. Its colors are readable on white and black.
-Without HTML, the same rows are shown as plain text.
+Without HTML, the same rows are shown as plain text. The HTML is in Jinja templates, which escape
+every value that they do not mark as safe; a run's page has some, too.
+
+During a search it is updated in place: a kernel's output is not a terminal, but the contents of a
+display with an identifier can be replaced, without a widget, and the last contents are saved with
+the notebook. If a display fails, the search continues without it.
 """
 
 from __future__ import annotations
 
-import math
+import functools
+import time
+import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cerebro.errors import escape_unprintable
+from cerebro.errors import escape_unprintable, text_of
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 from cerebro.report import summary
-from cerebro.report.snapshot import TrialRow
-from cerebro.report.templates import fill_template
+from cerebro.report.progress import Progress, Snapshot, TrialRow, choose_rows, describe_load
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+DRAW_SECONDS = 0.5
+
+MAX_CAUSES = 8
+"""The most distinct causes of failures that are shown."""
 
 MAX_SETTINGS = 8
 """The number of settings that get a separate column; the others share one."""
@@ -38,6 +55,28 @@ STATE_COLORS = {
     "finished": GREEN,
     **dict.fromkeys(("diverged", "failed"), RED),
 }
+
+
+def fill_template(name: str, **values: Any) -> str:
+    return _environment().get_template(name).render(values)
+
+
+@functools.cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    def write(value: Any) -> Any:
+        return value if isinstance(value, Markup) else escape_unprintable(str(value))
+
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        autoescape=True,
+        finalize=write,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -163,11 +202,8 @@ def draw_curves(rows: Sequence[TrialRow], metric: str, mode: str) -> dict[int, s
 
 
 def _find_limits(series: Any, mode: str) -> tuple[float, float]:
-    """Return the ends of the vertical axis, without the worst twentieth of the values.
-
-    Otherwise the first epochs of bad trials would flatten all other curves.
-    """
-    values = sorted(v for line in series for v in line if v is not None and math.isfinite(v))
+    """Return the axis's ends, without the worst twentieth: bad first epochs would flatten all."""
+    values = sorted(v for line in series for v in line if fmt.is_finite(v))
     if not values:
         return 0.0, 1.0
     low, high = values[len(values) // 20], values[-1 - len(values) // 20]
@@ -183,7 +219,7 @@ def draw_curve(
     are left out; those beyond the ends of the vertical axis, `low` and `high`, are drawn at the
     nearer end.
     """
-    finite = [(i, v) for i, v in enumerate(values) if v is not None and math.isfinite(v)]
+    finite = [(i, v) for i, v in enumerate(values) if fmt.is_finite(v)]
     if not finite:
         return ""
     step = -(-len(finite) // CURVE_POINTS)
@@ -215,22 +251,22 @@ def _locate_point(
 # --- results -----------------------------------------------------------------
 
 
-def render_result(result: Any, max_trials: int = summary.MAX_TRIALS) -> str:
+def render_result(result: Any) -> str:
     trials = summary.rank_trials(result)
     has_best = bool(summary.best_lines(result))
-    hidden = Counter(trial.status for trial in trials[max_trials:])
-    tie = summary.describe_tie(result) if has_best else ""
+    hidden = Counter(trial.status for trial in trials[summary.MAX_TRIALS :])
+    tie = fmt.describe_tie(trials, trials[0], result.metric) if has_best else ""
     return Block(
         title=str(result.path),
         state=result.status,
-        rows=[row_of(trial, result.select) for trial in trials[:max_trials]],
+        rows=[row_of(trial, result.select) for trial in trials[: summary.MAX_TRIALS]],
         metric=result.metric,
         mode=result.mode,
         best=trials[0].number if has_best else None,
         facts=[summary.count_statuses(result)],
         more=f"and {hidden.total()} more: {fmt.states(hidden)}" if hidden else "",
         notes=[
-            *([tie] if tie else []),
+            *filter(None, [tie]),
             *summary.list_failures(result, with_status=True),
             *summary.list_warnings(result),
         ],
@@ -263,3 +299,112 @@ def render_trial(trial: Any) -> str:
     rows += [(fmt.heading(name), fmt.metric(trial.metrics[name])) for name in names]
     rows += [(name, fmt.number(value)) for name, value in flatten(trial.config).items()]
     return fill_template("trial.html", number=trial.number, rows=rows)
+
+
+# --- during a search -----------------------------------------------------------
+
+
+class Notebook(Progress):
+    """Redraws one block of HTML, at most twice a second; tests pass their own clock."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._drawn = float("-inf")
+        self._handle: Any = None
+        self._phases: list[str] = []
+        self._causes: dict[str, list[int]] = {}
+        self._other_causes = 0
+        self._failed: set[int] = set()
+        self._is_over = False
+        self._is_broken = False
+
+    def phase(self, what: str) -> None:
+        self._phases.append(f"{what} ...")
+        self._draw(Block(" ".join(self._phases), ""))
+
+    def run_started(self, snapshot: Snapshot) -> None:
+        self._draw(self._make_block(snapshot, "running"))
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Redraw the block, at most twice a second; immediately if the search is paused."""
+        self._note_failures(snapshot)
+        if snapshot.resting or self._clock() - self._drawn >= DRAW_SECONDS:
+            self._draw(self._make_block(snapshot, snapshot.pause or "running"))
+
+    def finished(self, snapshot: Snapshot, result: Any) -> None:
+        """Draw the final state, which is saved with the notebook."""
+        self._is_over = True
+        self._draw(self._make_block(snapshot, result.status))
+
+    def ended_early(self, snapshot: Snapshot | None, error: BaseException) -> None:
+        if self._is_over or self._handle is None:
+            return
+        self._is_over = True
+        state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        of_phases = Block(" ".join(self._phases), state)
+        self._draw(of_phases if snapshot is None else self._make_block(snapshot, state))
+
+    def _make_block(self, snapshot: Snapshot, state: str) -> Block:
+        self._note_failures(snapshot)
+        rows = choose_rows(snapshot)
+        hidden = snapshot.count_trials(rows)
+        count = hidden.total()
+        return Block(
+            title=snapshot.path or "search",
+            state=state,
+            rows=rows,
+            metric=snapshot.metric,
+            mode=snapshot.mode,
+            best=snapshot.best,
+            facts=_list_facts(snapshot, is_over=self._is_over),
+            more=f"and {count} more: {fmt.states(hidden)}" if count else "",
+            notes=[
+                *summary.describe_causes(self._causes),
+                *([f"and {self._other_causes} for other reasons"] if self._other_causes else []),
+            ],
+            share_done=None if self._is_over and state != "interrupted" else snapshot.share_done,
+        )
+
+    def _note_failures(self, snapshot: Snapshot) -> None:
+        """Remember why trials failed, because the snapshot omits trials that ended long ago."""
+        for row in snapshot.trials:
+            if row.status in ("failed", "diverged") and row.number not in self._failed:
+                self._failed.add(row.number)
+                what = f" {row.status}: {row.error}" if row.error else f" {row.status}"
+                if what in self._causes or len(self._causes) < MAX_CAUSES:
+                    self._causes.setdefault(what, []).append(row.number)
+                else:
+                    self._other_causes += 1
+
+    def _draw(self, block: Block) -> None:
+        if self._is_broken:
+            return
+        try:
+            from IPython.display import display
+
+            bundle = {"text/plain": block.to_text(), "text/html": block.to_html()}
+            if self._handle is None:
+                self._handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+            else:
+                self._handle.update(bundle, raw=True)
+        except Exception as error:
+            self._is_broken = True
+            warnings.warn(
+                f"the notebook's display failed, so the search continues without it: "
+                f"{text_of(error)}",
+                stacklevel=2,
+            )
+        self._drawn = self._clock()
+
+
+def _list_facts(snapshot: Snapshot, *, is_over: bool) -> list[str]:
+    of_workers = filter(None, [describe_load(snapshot)])
+    if is_over:
+        ended = fmt.states(snapshot.count_trials()) or "no trials"
+        return [ended, fmt.duration(snapshot.seconds), *of_workers]
+    so_far = f"{fmt.rough_duration(snapshot.seconds)} so far"
+    return [
+        *([] if snapshot.share_done is None else [f"{fmt.percent(snapshot.share_done)} done"]),
+        ", ".join(filter(None, [so_far, snapshot.time_left])),
+        *of_workers,
+    ]

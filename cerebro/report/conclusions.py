@@ -73,17 +73,14 @@ class Conclusions:
 
 def conclude(result: Any, ranked: Sequence[Any], facts: Facts | None = None) -> Conclusions:
     """Draw conclusions from a result; `ranked` are its trials, those without a metric last."""
-    scored = [(t, v) for t in ranked if (v := _value(result, t)) is not None and math.isfinite(v)]
+    values = [(t, fmt.metric_value(t.metrics, result.metric)) for t in ranked]
+    scored = [(trial, value) for trial, value in values if fmt.is_finite(value)]
     if not scored:
         return Conclusions()
     if facts is None:
         facts = facts_of(result, scored[0][0])
     reader = _Reader(result, ranked, scored, facts)
     return Conclusions(reader.judge_reliability(), reader.suggest_next_steps())
-
-
-def _value(result: Any, trial: Any) -> float | None:
-    return fmt.metric_value(trial.metrics, result.metric)
 
 
 def name_trials(numbers: Sequence[int]) -> str:
@@ -109,7 +106,6 @@ class _Reader:
         self.best, self.value = self.scored[0]
         self.metric = fmt.heading(self.result.metric)
         self.is_validated = self._is_validated()
-        self.counts = self._count_correct_rows()
 
     def _is_validated(self) -> bool:
         """Return whether the metric comes from rows that were not trained on."""
@@ -118,23 +114,18 @@ class _Reader:
             return bool(name.startswith("val_"))
         return f"val_{name}" in self.best.metrics or bool(self.best.folds)
 
-    def _count_correct_rows(self) -> list[int] | None:
-        if not self.is_validated or self.best.folds:
-            return None
-        values = [value for _, value in self.scored]
-        rows = self.facts.validation_rows
-        return noise.count_correct_rows(fmt.short_name(self.result.metric), values, rows)
-
     # --- reliability --------------------------------------------------------
 
     def judge_reliability(self) -> list[str]:
+        name, values = fmt.short_name(self.result.metric), [value for _, value in self.scored]
+        counts = noise.count_correct_rows(name, values, self.facts.validation_rows)
         if not self.is_validated:
             lines = [f"{self.metric} is that of rows the trials were trained on: it says nothing "
                      "about new rows"]  # fmt: skip
         elif self.best.folds:
             lines = self._judge_over_folds()
-        elif self.counts is not None:
-            lines = self._judge_over_rows(self.counts)
+        elif counts is not None:
+            lines = self._judge_over_rows(counts)
         else:
             lines = self._judge_over_epochs()
         return [*lines, *self._compare_best_and_last(), *self._judge_more_trials()]
@@ -168,33 +159,29 @@ class _Reader:
         folds = self._fold_values(self.best)
         if folds is None or len(folds) < 2:
             return []
-        facts = self.facts
-        share = (
-            facts.validation_rows / facts.train_rows if facts.train_rows else 1 / (len(folds) - 1)
-        )
+        train, test = self.facts.train_rows, self.facts.validation_rows
+        share = test / train if train else 1 / (len(folds) - 1)
         self.error = noise.fold_error(folds, share)
-        assert self.error is not None
         text = (
             f"{self.metric} {fmt.metric(self.value)} is the mean of {len(folds)} folds, which range"
             f" from {fmt.metric(min(folds))} to {fmt.metric(max(folds))}: standard error "
             f"{fmt.metric(self.error)}, corrected for the training rows that folds share"
         )
-        close = [self.best.number]
-        for trial, _ in self.scored[1:]:
-            others = self._fold_values(trial)
-            if others is None or len(others) != len(folds):
-                continue
-            if noise.differ_over_folds(folds, others, share) is False:
-                close.append(trial.number)
-        self.close = close
-        if len(self.close) < 2:
+        others = [(trial.number, self._fold_values(trial) or []) for trial, _ in self.scored[1:]]
+        near = [
+            number
+            for number, values in others
+            if len(values) == len(folds) and not noise.differ_over_folds(folds, values, share)
+        ]
+        self.close = [self.best.number, *near]
+        if not near:
             return [text]
         return [text, f"the folds do not separate {name_trials(self.close)} (t test at 5%)"]
 
     def _fold_values(self, trial: Any) -> list[float] | None:
         """Return the metric of each fold after the epoch that represents the trial."""
         values = [fmt.metric_value(fold.metrics, self.result.metric) for fold in trial.folds]
-        finite = [value for value in values if value is not None and math.isfinite(value)]
+        finite = [value for value in values if fmt.is_finite(value)]
         return finite if finite and len(finite) == len(values) else None
 
     def _judge_over_epochs(self) -> list[str]:
@@ -233,14 +220,12 @@ class _Reader:
         if bound is not None:
             text = f"{bound.more} more random trials find a new best with a probability of at most "
             text += f"{bound.chance:.0%}"
-            if bound.gain >= abs(self.value):
-                return [text]  # a few very bad trials make the bound useless
-            if bound.gain <= ROUNDING * abs(self.value):
-                return [text]  # the trials tie
+            # A few very bad trials make the bound useless; below ROUNDING, the trials tie.
+            if not ROUNDING * abs(self.value) < bound.gain < abs(self.value):
+                return [text]
             pays = ""
             if self.error:  # 0 if all rows are right: nothing is known of other rows
-                less = bound.gain < self.error
-                pays = f", {'less' if less else 'more'} than the standard error"
+                pays = f", {'less' if bound.gain < self.error else 'more'} than the standard error"
             return [f"{text}, and gain at most {fmt.metric(bound.gain)} on average{pays}"]
         after = len(self.trials) - 1 - self.best.number
         if self.facts.searcher and not self._is_searcher(("random", "grid")) and after:
@@ -280,12 +265,12 @@ class _Reader:
     def _explain_failures(self) -> list[str]:
         """List the settings that separate the failed or diverged trials from all others."""
         lines = []
-        for status in ("failed", "diverged"):
+        cures = {"failed": "change it, or repair build", "diverged": "leave it out"}
+        for status, cure in cures.items():
             bad = [t for t in self.trials if t.status == status]
             good = [t for t in self.trials if t.status != status]
+            whose = f"all {len(bad)} {status} trials" if len(bad) > 1 else f"the {status} trial"
             for name, what in find_separating_settings(bad, good).items():
-                cure = "change it, or repair build" if status == "failed" else "leave it out"
-                whose = f"all {len(bad)} {status} trials" if len(bad) > 1 else f"the {status} trial"
                 lines.append(f"{whose}, and no others, have {name} {what}: {cure}")
         return lines
 
@@ -308,8 +293,8 @@ class _Reader:
                 f"train longer, because trial {best.number} was best after its last epoch: {more}"
             ]
         last = fmt.metric_value(best.history[-1]["metrics"], self.result.metric)
-        worse = None if last is None or not math.isfinite(last) else abs(last - self.value)
-        if 2 * (at + 1) > best.epoch or worse is None or worse <= (self.error or 0.0):
+        is_worse = fmt.is_finite(last) and abs(last - self.value) > (self.error or 0.0)
+        if 2 * (at + 1) > best.epoch or not is_worse:
             return []
         return [
             f"train shorter, or regularize: trial {best.number} was best after {at + 1} of "
@@ -326,11 +311,10 @@ class _Reader:
         lines = []
         configs = [flatten(trial.config) for trial in self.trials]
         for name, span in self.facts.ranges.items():
-            values: list[Any] = [config.get(name) for config in top]
-            tried: list[Any] = [config.get(name) for config in configs]
-            side = find_end(
-                span, [v for v in values if is_number(v)], [v for v in tried if is_number(v)]
+            values, tried = (
+                [c[name] for c in group if is_number(c.get(name))] for group in (top, configs)
             )
+            side = find_end(span, values, tried)
             if side > 0 or (side < 0 and may_be_lower(span, values)):
                 low, high = span.ends
                 end, way = (high, "above") if side > 0 else (low, "below")
@@ -444,17 +428,6 @@ class MoreTrials:
     more: int  # further trials
     chance: float  # the probability that one of them is a new best
     gain: float  # the expected improvement of the best value, in units of the metric; at least 0
-    half_found: float  # the expected best value of ``n - more`` trials drawn from those tried
-
-
-def chance_of_a_new_best(tried: int, more: int) -> float:
-    """Return the probability that the best of ``tried + more`` trials is among the `more`.
-
-    This is ``more / (tried + more)``: all orders of independent draws are equally likely, for any
-    distribution (N. Glick, Breaking records and breaking boards, American Mathematical Monthly 85,
-    1978). If draws can tie, it is an upper bound.
-    """
-    return more / (tried + more) if more else 0.0
 
 
 def expected_best(values: Sequence[float], draws: int, mode: str) -> float:
@@ -483,12 +456,15 @@ def more_trials(values: Sequence[float], tried: int, mode: str) -> MoreTrials | 
     one before. So ``m`` further trials gain at most as much as the last ``m`` did, ``E[best of n] -
     E[best of n - m]``, which `expected_best` estimates without bias for any distribution. `tried`
     counts failed trials, too.
+
+    The best of all is one of ``m`` further trials with probability ``m / (tried + m)``: all orders
+    of independent draws are equally likely (N. Glick, Breaking records and breaking boards,
+    American Mathematical Monthly 85, 1978). If draws can tie, this is an upper bound.
     """
     n = len(values)
     if n < FEWEST:
         return None
     more = n // 2
     best = max(values) if mode == "max" else min(values)
-    half_found = expected_best(values, n - more, mode)
-    chance = chance_of_a_new_best(tried, more)
-    return MoreTrials(more, chance, abs(best - half_found), half_found)
+    gain = abs(best - expected_best(values, n - more, mode))
+    return MoreTrials(more, more / (tried + more), gain)

@@ -11,8 +11,7 @@ from typing import Any, ParamSpec, TextIO, TypeVar
 
 from cerebro.errors import InputError, explain_interrupt
 from cerebro.report import format as fmt
-from cerebro.report.output import is_terminal
-from cerebro.report.progress import Lines, Progress, Silent
+from cerebro.report.progress import Lines, Progress, Silent, is_terminal
 from cerebro.report.table import Table
 
 P = ParamSpec("P")
@@ -37,7 +36,7 @@ def make_progress(
     if kind not in ("auto", "table", "lines"):
         raise InputError(f"progress={kind!r}: must be 'auto', 'table', 'lines' or False")
     if kind != "lines" and stream is None and in_notebook():
-        from cerebro.report.notebook import Notebook
+        from cerebro.report.block import Notebook
 
         return Notebook()
     out = sys.stdout if stream is None else stream

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from cerebro.machine.mappings import flatten
 
@@ -69,8 +69,10 @@ def count_noun(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def describe_tie(numbers: Sequence[int]) -> str:
-    """Return a note on trials that tie and on the one that counts as best; empty if none tie."""
+def describe_tie(trials: Iterable[Any], best: Any, metric: str) -> str:
+    """Return a note on trials that tie with the best, which comes first; empty if none ties."""
+    value = metric_value(best.metrics, metric)
+    numbers = [t.number for t in trials if metric_value(t.metrics, metric) == value]
     if len(numbers) < 2:
         return ""
     first, *others = map(str, sorted(numbers))
@@ -168,6 +170,18 @@ def metric_value(metrics: Mapping[str, float], name: str) -> float | None:
     return None
 
 
+def is_finite(value: float | None) -> TypeGuard[float]:
+    """Return whether a metric is known and finite."""
+    return value is not None and math.isfinite(value)
+
+
+def rank(value: float | None, mode: str) -> float:
+    """Return the number by which a metric is sorted: best first, last without a finite one."""
+    if not is_finite(value):
+        return math.inf
+    return -value if mode == "max" else value
+
+
 def mean_metric(metrics: Mapping[str, float], name: str) -> str:
     """Write a metric; if it is a mean over folds, add its standard deviation."""
     text = metric(metric_value(metrics, name))
@@ -195,20 +209,15 @@ def metric_columns(rows: Iterable[Mapping[str, float]], ranked_by: str) -> list[
 
     If trials are ranked by the loss, the first other metric (such as accuracy) comes third.
     """
-    seen: dict[str, None] = {}
-    for metrics in rows:
-        seen.update(dict.fromkeys(drop_spreads(metrics)))
-    losses = ("train_loss", "val_loss")
-    columns: list[str] = [name for name in losses if name in seen]
+    seen = dict.fromkeys(name for metrics in rows for name in drop_spreads(metrics))
+    columns = [name for name in ("train_loss", "val_loss") if name in seen]
     if short_name(ranked_by) != "loss":
-        columns.append(ranked_by)
-        return columns
+        return [*columns, ranked_by]
     if ranked_by in seen and not columns:
-        columns.append(ranked_by)
-    others = [n for n in seen if short_name(n) != "loss" and not n.startswith("train_")]
-    others = others or [n for n in seen if short_name(n) != "loss"]
-    columns += [short_name(others[0])] if others else []
-    return columns
+        columns = [ranked_by]
+    others = [name for name in seen if short_name(name) != "loss"]
+    others.sort(key=lambda name: name.startswith("train_"))
+    return [*columns, *(short_name(name) for name in others[:1])]
 
 
 def heading(name: str) -> str:

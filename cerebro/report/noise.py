@@ -59,14 +59,14 @@ def binomial_error(share: float, rows: int) -> float:
     return math.sqrt(share * (1 - share) / rows)
 
 
-def wilson_interval(count: int, rows: int, level: float = LEVEL) -> tuple[float, float]:
+def wilson_interval(count: int, rows: int) -> tuple[float, float]:
     """Return the Wilson score interval of a share of rows.
 
     ``(p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n)``, with the normal quantile ``z``,
-    contains the true share with a probability of about ``1 - level``, even near 0 and 1 (E. B.
+    contains the true share with a probability of about ``1 - LEVEL``, even near 0 and 1 (E. B.
     Wilson, Probable inference, the law of succession, and statistical inference, JASA 22, 1927).
     """
-    z = NormalDist().inv_cdf(1 - level / 2)
+    z = NormalDist().inv_cdf(1 - LEVEL / 2)
     share = count / rows
     middle = share + z * z / (2 * rows)
     half = z * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows))
@@ -74,45 +74,36 @@ def wilson_interval(count: int, rows: int, level: float = LEVEL) -> tuple[float,
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
-def least_p_value(difference: int) -> float:
-    """Return the smallest possible p-value if the numbers of correct rows differ by `difference`.
+def is_separable(difference: int) -> bool:
+    """Return whether an exact test on the same rows can distinguish two models at 5%.
 
     McNemar's exact test counts only the rows on which one of two models is right. If all of these
     favor one model, they are `difference` rows, and the two-sided p-value is ``2 * 0.5 **
     difference``; otherwise it is larger (Q. McNemar, Note on the sampling error of the difference
     between correlated proportions or percentages, Psychometrika 12, 1947).
     """
-    return float(min(1.0, 2.0 * 0.5 ** abs(difference)))
+    return bool(2.0 * 0.5 ** abs(difference) <= LEVEL)
 
 
-def is_separable(difference: int) -> bool:
-    """Return whether an exact test on the same rows can distinguish two models at 5%."""
-    return least_p_value(difference) <= LEVEL
-
-
-def fold_error(values: Sequence[float], test_share: float) -> float | None:
-    """Return the standard error of a mean over folds for new rows; None with fewer than two folds.
+def fold_error(values: Sequence[float], test_share: float) -> float:
+    """Return the standard error for new rows of a mean over at least two folds.
 
     This is ``s sqrt(1/k + n_test / n_train)``, with the sample standard deviation ``s`` of the `k`
     values and `test_share` as ``n_test / n_train``. Folds share training rows, so ``s / sqrt(k)``
     is too small (C. Nadeau and Y. Bengio, Inference for the generalization error, Machine Learning
     52, 2003). The formula also holds for differences between two models on the same folds.
     """
-    if len(values) < 2:
-        return None
     return stdev(values) * math.sqrt(1 / len(values) + test_share)
 
 
-def differ_over_folds(a: Sequence[float], b: Sequence[float], test_share: float) -> bool | None:
+def differ_over_folds(a: Sequence[float], b: Sequence[float], test_share: float) -> bool:
     """Return whether two models differ over the same folds, by the corrected t test at 5%.
 
     It compares ``|mean(a - b)|`` with `fold_error` of ``a - b``, times the quantile of Student's t
-    with ``k - 1`` degrees of freedom. None with fewer than two folds.
+    with ``k - 1`` degrees of freedom.
     """
     differences = [x - y for x, y in zip(a, b, strict=True)]
     error = fold_error(differences, test_share)
-    if error is None:
-        return None
     return abs(fmean(differences)) > t_quantile(len(differences) - 1) * error
 
 

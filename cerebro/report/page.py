@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +19,9 @@ from cerebro.errors import InputError
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 from cerebro.report import plots, summary
-from cerebro.report.block import draw_curves, row_of
+from cerebro.report.block import TEMPLATES, draw_curves, fill_template, row_of
 from cerebro.report.conclusions import conclude
 from cerebro.report.findings import UNREAD
-from cerebro.report.templates import FOLDER, fill_template
 
 MAX_ROWS = 2000
 """The most trials in the table, best first; a browser sorts this many at once."""
@@ -68,7 +66,7 @@ def render_page(
         plots.check(result, metric, trials)
     ranked = summary.rank_trials(result)
     causes = _group_failures(ranked)
-    script = (FOLDER / "page.js").read_text(encoding="utf-8")
+    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
     return fill_template(
         "page.html",
         result=result,
@@ -128,7 +126,7 @@ def _describe_best(result: Any, ranked: Sequence[Any]) -> dict[str, Any] | None:
     names = [name for name in names if not name.startswith("train_")] or names
     return {
         "text": lines[0].removeprefix("best: "),
-        "tie": summary.describe_tie(result),
+        "tie": fmt.describe_tie(ranked, best, result.metric),
         "config": flatten(best.config),
         "metrics": {
             fmt.heading(n): fmt.mean_metric(best.metrics, n) for n in fmt.full_names(best.metrics)
@@ -194,7 +192,7 @@ class _Column:
 
 
 def _number_cell(value: float | None, text: str) -> _Cell:
-    return _Cell(text, value if value is not None and math.isfinite(value) else "")
+    return _Cell(text, value if fmt.is_finite(value) else "")
 
 
 def _setting_cell(value: Any) -> _Cell:
@@ -309,7 +307,7 @@ def _list_pruned(result: Any, ranked: Sequence[Any]) -> list[str]:
     lines = []
     for (epoch, why), trials in sorted(by_epoch.items(), key=lambda item: item[0]):
         values = [fmt.metric_value(trial.metrics, result.metric) for trial in trials]
-        finite = sorted(v for v in values if v is not None and math.isfinite(v))
+        finite = sorted(filter(fmt.is_finite, values))
         span = ""
         if finite:
             ends = dict.fromkeys([fmt.metric(finite[0]), fmt.metric(finite[-1])])

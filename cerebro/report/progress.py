@@ -1,23 +1,142 @@
 """Show the progress of a run as plain lines, and define what all displays share.
 
-The search calls :meth:`Progress.update` for every event, up to thousands of times per second. Each
-display decides how often it draws. There are no threads or timers.
+The search calls :meth:`Progress.update` for every event, up to thousands of times per second, with
+a `Snapshot` of the run. Each display decides how often it draws. There are no threads or timers.
+The search does not depend on its display: if a write fails, because of a closed pipe, a lost
+terminal or a full disk, a warning says so, and nothing more is written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Sequence
-from typing import Any, TextIO
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TextIO
 
+from cerebro.errors import text_of
 from cerebro.report import format as fmt
-from cerebro.report.output import Output
-from cerebro.report.snapshot import Snapshot, TrialRow
 
 MAX_ROWS = 12
 # The statuses of live trials.
 LIVE = ("running", "waiting", "paused")
 FAILED = ("failed", "diverged")
+
+
+class FinishedEpoch(Protocol):
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The epoch's metrics: ``train_*`` and ``val_*``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRow:
+    """One trial, as displays show it."""
+
+    number: int
+    config: Mapping[str, Any]
+    status: str
+    epoch: int  # finished epochs
+    epochs: int  # to train
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The metrics of the epoch that represents the trial: ``train_*`` and ``val_*``."""
+    rows_per_second: float | None = None  # in the last training unit
+    worker: int | None = None
+    error: str | None = None
+    best_at: int | None = None
+    """The number of epochs after which the trial was best, with these metrics.
+
+    None before the first epoch, or if the last epoch represents the trial.
+    """
+    last: Mapping[str, float] = field(default_factory=dict)  # metrics of the last epoch
+    history: Sequence[FinishedEpoch] = ()  # during training, it grows after the snapshot
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment."""
+
+    trials: Sequence[TrialRow]
+    """The trials begun so far, by number.
+
+    Of many ended trials, it has only the best, the last failed one, and those that ended since the
+    last drawing; of many that wait for their first unit, only the first.
+    """
+    share_done: float | None
+    """The finished share of the work or of the time limit, 0 to 1; None while neither is known."""
+    seconds: float  # since the run's start
+    seconds_left: float | None  # expected
+    busy: float  # the share of the workers' time spent in units, 0 to 1
+    workers: int
+    best: int | None  # the number of the best trial so far
+    metric: str
+    mode: str
+    path: str = ""
+    paused: bool = False  # no unit begins until the run is continued
+    more: Mapping[str, int] = field(default_factory=dict)  # trials without a row, by status
+
+    @property
+    def best_row(self) -> TrialRow | None:
+        return next((row for row in self.trials if row.number == self.best), None)
+
+    @property
+    def resting(self) -> bool:
+        """Whether the run is paused and the last units in flight are done."""
+        return self.paused and all(row.worker is None for row in self.trials)
+
+    @property
+    def pause(self) -> str:
+        """Return ``"pausing"``, ``"paused"``, or an empty string if the run is not paused."""
+        return "" if not self.paused else "paused" if self.resting else "pausing"
+
+    @property
+    def time_left(self) -> str:
+        """Write the time left, such as ``"1:05 left"``; empty if unknown."""
+        return f"{fmt.rough_duration(self.seconds_left)} left" if self.seconds_left else ""
+
+    def count_trials(self, shown: Iterable[TrialRow] = ()) -> Counter[str]:
+        """Count all trials by status, except those `shown`."""
+        counts = Counter(row.status for row in self.trials)
+        counts.update(self.more)
+        counts.subtract(Counter(row.status for row in shown))
+        return counts
+
+
+def is_terminal(stream: Any) -> bool:
+    """Return whether a stream is a terminal; it may be closed, or None as in a daemon."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, OSError, ValueError):  # ValueError: the stream is closed
+        return False
+
+
+class Output:
+    """The stream of a display; `errors` is as for `str.encode`."""
+
+    def __init__(self, stream: TextIO, errors: str = "backslashreplace") -> None:
+        self._stream = stream
+        self._errors = errors
+        self.is_broken = False  # whether a write has failed
+
+    def write(self, text: str) -> None:
+        """Write and flush text, unless an earlier write has failed."""
+        if self.is_broken:
+            return
+        encoding = getattr(self._stream, "encoding", None)
+        if encoding is not None:
+            text = text.encode(encoding, self._errors).decode(encoding)
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError) as error:  # ValueError: the stream is closed
+            self.is_broken = True
+            with contextlib.suppress(OSError, ValueError):  # standard error may be lost as well
+                warnings.warn(
+                    f"the display failed, so the search continues without it: {text_of(error)}",
+                    stacklevel=2,
+                )
 
 
 class Progress:
@@ -118,11 +237,9 @@ def choose_rows(snapshot: Snapshot, max_rows: int = MAX_ROWS) -> list[TrialRow]:
     First comes the best trial, then those on a worker, the last failed one, other live trials, and
     the remaining ones by rank.
     """
-    sign = -1.0 if snapshot.mode == "max" else 1.0
 
     def rank(row: TrialRow) -> float:
-        value = fmt.metric_value(row.metrics, snapshot.metric)
-        return float("inf") if value is None or value != value else sign * value
+        return fmt.rank(fmt.metric_value(row.metrics, snapshot.metric), snapshot.mode)
 
     failed = [row.number for row in snapshot.trials if row.status in FAILED]
 
@@ -142,11 +259,11 @@ def choose_rows(snapshot: Snapshot, max_rows: int = MAX_ROWS) -> list[TrialRow]:
 
 
 def _best_of_others(snapshot: Snapshot, row: TrialRow) -> str:
-    if row.number == snapshot.best:
-        return "  (best so far)"
-    best = next((other for other in snapshot.trials if other.number == snapshot.best), None)
+    best = snapshot.best_row
     if best is None:
         return ""
+    if row.number == best.number:
+        return "  (best so far)"
     value = fmt.metric(fmt.metric_value(best.metrics, snapshot.metric))
     return f"  (best so far: {value}, trial {best.number})"
 
@@ -155,14 +272,10 @@ def describe_end(snapshot: Snapshot) -> str:
     states = fmt.states(snapshot.count_trials()) or "no trials"
     load = describe_load(snapshot)
     text = f"{states} after {fmt.duration(snapshot.seconds)}{load and f'; {load}'}"
-    best = next((row for row in snapshot.trials if row.number == snapshot.best), None)
+    best = snapshot.best_row
     if best is None:
         return text
-    value = fmt.metric_value(best.metrics, snapshot.metric)
-    alike = [
-        r.number for r in snapshot.trials if fmt.metric_value(r.metrics, snapshot.metric) == value
-    ]
-    tie = fmt.describe_tie(alike)
+    tie = fmt.describe_tie(snapshot.trials, best, snapshot.metric)
     return f"{text}; best: trial {best.number}{tie and f' ({tie})'}"
 
 

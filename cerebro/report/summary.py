@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,12 +22,10 @@ WIDTH = 100
 
 def rank_trials(result: Any) -> list[Any]:
     """Sort a result's trials, best first; those without the metric come last, by number."""
-    sign = -1.0 if result.mode == "max" else 1.0
 
-    def key(trial: Any) -> tuple[bool, float, int]:
+    def key(trial: Any) -> tuple[float, int]:
         value = fmt.metric_value(trial.metrics, result.metric)
-        missing = value is None or not math.isfinite(value)
-        return missing, 0.0 if value is None or missing else sign * value, trial.number
+        return fmt.rank(value, result.mode), trial.number
 
     return sorted(result.trials, key=key)
 
@@ -54,13 +51,6 @@ def tabulate(result: Any, trials: Sequence[Any]) -> tuple[list[str], list[list[s
         for trial, config in zip(trials, flat, strict=True)
     ]
     return headings, rows
-
-
-def describe_tie(result: Any) -> str:
-    """Return a note on the trials that tie for first place; empty if there is only one."""
-    best = fmt.metric_value(result.best.metrics, result.metric)
-    values = [(t.number, fmt.metric_value(t.metrics, result.metric)) for t in result.trials]
-    return fmt.describe_tie([number for number, value in values if value == best])
 
 
 def lay_out_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -94,7 +84,7 @@ def count_statuses(result: Any) -> str:
 def best_lines(result: Any) -> list[str]:
     """Describe the best trial in a few lines; empty while no trial has a finite metric."""
     values = [fmt.metric_value(trial.metrics, result.metric) for trial in result.trials]
-    if not any(value is not None and math.isfinite(value) for value in values):
+    if not any(map(fmt.is_finite, values)):
         return []
     best = result.best
     value = fmt.mean_metric(best.metrics, result.metric)
@@ -102,7 +92,8 @@ def best_lines(result: Any) -> list[str]:
     epochs = best.epoch if by_last else best.best_epoch + 1
     after = f" after {fmt.count_noun(epochs, 'epoch')}"
     lines = [f"best: trial {best.number}, {fmt.heading(result.metric)} {value}{after}"]
-    return [*lines, *config_lines(best.config), *filter(None, [describe_tie(result)])]
+    tie = fmt.describe_tie(result.trials, best, result.metric)
+    return [*lines, *config_lines(best.config), *filter(None, [tie])]
 
 
 def config_lines(config: Mapping[str, Any]) -> list[str]:

@@ -3,6 +3,11 @@
 The table fits the window: rows and the least important columns are omitted, so that it never wraps
 or scrolls. It is drawn when the run changes, at most five times a second, and when the window is
 resized.
+
+Output that a program prints meanwhile appears above the table (`Region`). The cursor is never
+hidden and stays below it, so the terminal remains usable even if SIGKILL ends the process. Each
+drawing is one write. When a window becomes narrower, terminals wrap the existing lines; the next
+drawing replaces the lines with all their wrapped parts.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import io
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,13 +29,15 @@ from cerebro.report import format as fmt
 from cerebro.report.progress import (
     FAILED,
     MAX_ROWS,
+    Output,
     Progress,
+    Snapshot,
+    TrialRow,
     choose_rows,
     describe_end,
     describe_load,
+    is_terminal,
 )
-from cerebro.report.region import Region
-from cerebro.report.snapshot import Snapshot, TrialRow
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -131,19 +139,15 @@ class Table(Progress):
         from rich.cells import cell_len
         from rich.text import Text
 
-        if self._is_drawing or self._picture is None:  # a signal arrived while it was drawing
-            return
-        if self._region.is_broken:
-            return
+        if self._is_drawing or self._picture is None or self._region.is_broken:
+            return  # drawing: a signal arrived meanwhile
         self._is_drawing = True
         try:
             self._console.size = window_size(self._stream)
             with self._console.capture() as captured:
                 self._console.print(self._picture(), overflow="crop", no_wrap=True, crop=True)
-            lines = captured.get().split("\n")[:-1]
             height = max(1, self._console.size.height - 1)
-            if len(lines) > height:  # the last lines are the most informative
-                lines = lines[-height:]
+            lines = captured.get().split("\n")[:-1][-height:]  # the last are the most informative
             widths = [cell_len(Text.from_ansi(line).plain) for line in lines]
             self._region.draw(lines, widths)
         finally:
@@ -182,20 +186,16 @@ def window_size(stream: TextIO) -> tuple[int, int]:
 # --- the picture ---------------------------------------------------------------
 
 
-def make_picture(
-    snapshot: Snapshot, console: Console, max_rows: int | None = None, state: str = ""
-) -> RenderableType:
+def make_picture(snapshot: Snapshot, console: Console, state: str = "") -> RenderableType:
     """Lay out the table and the lines below it for the console's size.
 
-    By default, it shows as many trials as fit in the window, up to `MAX_ROWS`. `state` says how the
-    run ended early; it is empty if it did not.
+    It shows as many trials as fit in the window, up to `MAX_ROWS`. `state` says how the run ended
+    early; it is empty if it did not.
     """
     from rich.console import Group
     from rich.text import Text
 
-    if max_rows is None:
-        max_rows = min(MAX_ROWS, max(1, console.size.height - 7))
-    shown = choose_rows(snapshot, max_rows)
+    shown = choose_rows(snapshot, min(MAX_ROWS, max(1, console.size.height - 7)))
     hidden = snapshot.count_trials(shown)
     parts: list[RenderableType] = [_make_table(snapshot, shown, console.width)] if shown else []
 
@@ -237,10 +237,6 @@ def _make_columns(snapshot: Snapshot, rows: Sequence[TrialRow]) -> list[_Column]
     from rich.text import Text
 
     ranked_by = snapshot.metric
-
-    def last(row: TrialRow, name: str) -> Text:
-        return Text(fmt.metric(fmt.metric_value(row.last or row.metrics, name)))
-
     numbers = [Text(f"{'★ ' if row.number == snapshot.best else ''}{row.number}") for row in rows]
     states = [Text(row.status, style=COLOURS.get(row.status, "default")) for row in rows]
     columns = [
@@ -252,20 +248,18 @@ def _make_columns(snapshot: Snapshot, rows: Sequence[TrialRow]) -> list[_Column]
     key = next((name for name in names if fmt.short_name(name) == fmt.short_name(ranked_by)), None)
     key = f"val_{ranked_by}" if f"val_{ranked_by}" in names else key
     ranks = {"val_loss": 6, "train_loss": 7}
-    others = [name for name in names if name != key]
-    for name in [*others, *([key] if key else [])]:
+    for name in sorted(names, key=lambda name: name == key):
         heading = fmt.cut_end(fmt.heading(name), MAX_HEADING)
+        values = [fmt.metric_value(row.last or row.metrics, name) for row in rows]
         rank = 3 if name == key else ranks.get(name, 8)
-        columns.append(_Column(heading, [last(row, name) for row in rows], rank))
+        columns.append(_Column(heading, [Text(fmt.metric(value)) for value in values], rank))
     if any(row.best_at is not None for row in rows):
         best = [Text(fmt.metric(fmt.metric_value(row.metrics, ranked_by))) for row in rows]
         at = [Text("-" if row.best_at is None else str(row.best_at)) for row in rows]
         columns += [_Column("best", best, 1), _Column(fmt.BEST_AT, at, 5)]
-    rates = [f"{row.rows_per_second:,.0f}" if row.rows_per_second else "-" for row in rows]
-    where = ["-" if row.worker is None else str(row.worker) for row in rows]
-    columns.append(_Column("rows/s", list(map(Text, rates)), 9))
-    columns.append(_Column("worker", list(map(Text, where)), 10))
-    return columns
+    rates = [Text(f"{row.rows_per_second:,.0f}" if row.rows_per_second else "-") for row in rows]
+    where = [Text("-" if row.worker is None else str(row.worker)) for row in rows]
+    return [*columns, _Column("rows/s", rates, 9), _Column("worker", where, 10)]
 
 
 def _fit_columns(columns: Sequence[_Column], width: int) -> tuple[list[_Column], int]:
@@ -339,3 +333,107 @@ def _status_line(snapshot: Snapshot, width: int, state: str) -> RenderableType:
                 text.append(f"   {part}")
                 break
     return text
+
+
+# --- lines in place ------------------------------------------------------------
+
+UP, CLEAR_LINE_END, CLEAR_DOWN = "\x1b[{}A", "\x1b[K", "\x1b[J"
+
+
+class Region:
+    """Draws lines in place on a terminal; `columns` returns its current width."""
+
+    def __init__(self, stream: TextIO, columns: Callable[[], int]) -> None:
+        self._stream = stream
+        self._output = Output(stream, "replace")  # each character keeps its place
+        self._columns = columns
+        self._lines: Sequence[str] = ()
+        self._widths: Sequence[int] = ()
+        self._replaced: dict[str, tuple[Any, Printed]] = {}
+
+    @property
+    def is_broken(self) -> bool:
+        return self._output.is_broken
+
+    def open(self) -> None:
+        """Show printed output above the lines, if they are written to standard output."""
+        if self._stream is not sys.stdout or self._replaced or self.is_broken:
+            return
+        for name in ("stdout", "stderr"):
+            before = getattr(sys, name)
+            if name == "stdout" or is_terminal(before):
+                self._replaced[name] = before, Printed(before, self)
+                setattr(sys, name, self._replaced[name][1])
+
+    def draw(self, lines: Sequence[str], widths: Sequence[int]) -> None:
+        """Replace the lines, which may contain escape sequences; `widths` are their columns."""
+        text = "".join(f"{line}{CLEAR_LINE_END}\n" for line in lines)
+        self._output.write(f"{self._move_to_top()}{text}{CLEAR_DOWN}")
+        self._lines, self._widths = lines, widths
+
+    def print_above(self, text: str) -> None:
+        """Write text that ends with a newline above the lines."""
+        again = "".join(f"{line}{CLEAR_LINE_END}\n" for line in self._lines)
+        self._output.write(f"{self._move_to_top()}{CLEAR_DOWN}{text}{again}")
+
+    def close(self) -> None:
+        """Leave the lines on the screen; later text is written below them."""
+        replaced, self._replaced = self._replaced, {}
+        for name, (before, printed) in replaced.items():
+            if getattr(sys, name) is printed:
+                setattr(sys, name, before)
+            printed.flush()
+        self._lines, self._widths = (), ()
+
+    def _move_to_top(self) -> str:
+        """Return the escape sequence that moves from below the lines to the first line."""
+        columns = max(1, self._columns())
+        rows = sum(-(-max(1, width) // columns) for width in self._widths)
+        return "\r" + (UP.format(rows) if rows else "")
+
+
+class Printed(io.TextIOBase):
+    """Replaces a standard stream: passes whole lines on to a region, the rest to the stream."""
+
+    def __init__(self, stream: Any, region: Region) -> None:
+        self._stream = stream
+        self._region = region
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        lines, newline, self._rest = (self._rest + text).rpartition("\n")
+        if newline:
+            self._pass_on(lines + newline)
+        return len(text)
+
+    def flush(self) -> None:
+        rest, self._rest = self._rest, ""
+        if rest:
+            self._pass_on(rest + "\n")
+
+    def _pass_on(self, text: str) -> None:
+        if not self._region.is_broken:
+            self._region.print_above(text)
+            return
+        with contextlib.suppress(OSError, ValueError):  # standard error may still be there
+            self._stream.write(text)
+
+    def isatty(self) -> bool:
+        return bool(self._stream.isatty())
+
+    def fileno(self) -> int:
+        return int(self._stream.fileno())
+
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return str(self._stream.encoding)
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return getattr(self._stream, "errors", None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

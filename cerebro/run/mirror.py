@@ -34,7 +34,7 @@ from cerebro.data.shards import verify_shard
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
 from cerebro.machine.files import is_plain_name, load_json, read_bytes
-from cerebro.machine.installation import explain_other_version
+from cerebro.machine.imports import explain_other_version
 from cerebro.machine.objects import MissingObjectError, Objects
 from cerebro.run.states import HELD
 from cerebro.run.store import FILE, PARTS, OtherVersionError, encode, read_meta, reader

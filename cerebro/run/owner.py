@@ -35,7 +35,7 @@ from pathlib import Path
 
 from cerebro.errors import InputError
 from cerebro.machine.files import is_network_file_system, open_plain
-from cerebro.machine.processes import start_of
+from cerebro.machine.resources import start_of
 
 Key = tuple[int, int]
 """The device and inode of a run's folder."""

@@ -18,7 +18,7 @@ from cerebro.data.order import Cut, EpochOrder, Shuffle, make_order
 from cerebro.data.validation import Folds
 from cerebro.errors import InputError
 from cerebro.machine.devices import CPU, is_gpu
-from cerebro.machine.flags import compute_settings, find_inexact_operation, may_be_inexact
+from cerebro.machine.flags import compute_settings, find_inexact_operation
 from cerebro.run.records import Ranking
 from cerebro.searchers.base import Searcher, SpaceSearcher
 from cerebro.searchers.metrics import EarlyStopping
@@ -86,10 +86,11 @@ class Exactness:
 
     def may_be_inexact_on(self, device: str) -> bool:
         """Return whether operations without a deterministic version are permitted, and noted."""
-        return may_be_inexact(self.deterministic, device)
+        return is_gpu(device) and self.deterministic == "warn"
 
     def find_inexact_operation(self, error: BaseException, device: str) -> str | None:
-        return find_inexact_operation(error, self.deterministic, device)
+        """Return the operation that `strict` refused; see `flags.find_inexact_operation`."""
+        return find_inexact_operation(error) if self.may_be_inexact_on(device) else None
 
     def varies_on(self, device: str) -> bool:
         """Return whether operations may differ from run to run, without being noted."""

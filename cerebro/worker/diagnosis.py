@@ -21,7 +21,7 @@ import numpy as np
 
 from cerebro.data import Dataset
 from cerebro.data.dtypes import Array
-from cerebro.machine import dynamo, generators
+from cerebro.machine import flags, generators
 from cerebro.model import BaseModel, Words, column_names, get_whole_pass, words_of
 from cerebro.report.findings import Finding
 from cerebro.worker import data_diagnosis as data
@@ -287,7 +287,7 @@ def diagnose(
     with (
         generators.preserve_generators(live.torch),
         warnings.catch_warnings(),
-        dynamo.force_eager(),
+        flags.force_eager(),
     ):
         warnings.simplefilter("ignore")  # warnings of the training itself were noted before
         try:

@@ -14,7 +14,7 @@ from cerebro.errors import DeviceError, InputError, text_of
 from cerebro.machine import cuda, environment
 from cerebro.machine.devices import GpuMemoryError, is_gpu
 from cerebro.machine.files import is_full
-from cerebro.machine.flags import TORCH
+from cerebro.machine.libraries import TORCH
 from cerebro.model import is_cpu_only
 from cerebro.worker import lost_numbers
 from cerebro.worker.hop_check import check_hop

@@ -25,11 +25,10 @@ from cerebro.data.depots import MovedBatches
 from cerebro.data.order import Cut, EpochOrder
 from cerebro.data.validation import UnfitDataError, find_unfit_columns
 from cerebro.errors import CerebroError, InputError, text_of
-from cerebro.machine import dynamo, flags, generators
+from cerebro.machine import flags, generators
 from cerebro.machine.devices import is_gpu, is_short_of_gpu_memory, set_build_device
-from cerebro.machine.flags import TORCH
 from cerebro.machine.guard import guard_trial
-from cerebro.machine.libraries import LIBRARIES
+from cerebro.machine.libraries import LIBRARIES, TORCH
 from cerebro.model import BaseModel, Info, check_model, read_columns
 from cerebro.run.recipe import call_build
 from cerebro.worker.contents import OwnNumbers
@@ -140,7 +139,7 @@ def build_model(
     models of this process. Other flags belong to this model (`LiveModel.libraries`). Settings of
     Keras and JAX are handled likewise. `given` makes the dict that ``build`` gets of `config`.
     """
-    dynamo.postpone_import()
+    flags.postpone_dynamo()
     changed: dict[str, Any] = {}
     for attempt in range(3):
         had_torch, modules = "torch" in sys.modules, len(sys.modules)

@@ -31,12 +31,18 @@ from cerebro.arguments import MAX_INT32, check_whole_number
 from cerebro.data import depots
 from cerebro.data.order import mix_in_order
 from cerebro.errors import StateError, UnitCancelled, text_of
-from cerebro.machine import device_check, flags, generators, turns
+from cerebro.machine import flags, generators, turns
 from cerebro.machine import resources as memory
+from cerebro.machine.cuda import CHECK_SECONDS
 from cerebro.machine.devices import is_gpu, is_short_of_gpu_memory
 from cerebro.machine.files import ExhaustedError, StorageError, explain_storage_errors, is_full
-from cerebro.machine.flags import TORCH
-from cerebro.machine.libraries import apply_settings, begin_run, present_settings, restore_settings
+from cerebro.machine.libraries import (
+    TORCH,
+    apply_settings,
+    begin_run,
+    present_settings,
+    restore_settings,
+)
 from cerebro.run.records import strip_study
 from cerebro.run.states import CloneOf, read_state
 from cerebro.worker import models, user_errors
@@ -71,7 +77,7 @@ from cerebro.worker.trial_warnings import Watch, measure_growth, warn
 
 MAX_TRIES = 4  # states of a trial that are tried because their structure is new
 ASIDE_SECONDS = 60.0  # for a comparison of models, in addition to the unit's own limit
-TRY_SECONDS = 2 * device_check.SECONDS  # of the first use of a GPU, which may compile kernels
+TRY_SECONDS = 2 * CHECK_SECONDS  # of the first use of a GPU, which may compile kernels
 
 
 class Diverged(Exception):

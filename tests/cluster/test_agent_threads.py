@@ -26,7 +26,7 @@ from cerebro.cluster.engine import Engine
 from cerebro.cluster.keys import Keys, Ticket
 from cerebro.cluster.messages import list_versions
 from cerebro.cluster.supervisor import Supervisor
-from cerebro.machine.wake_pipe import wait_for
+from cerebro.machine.signals import wait_for
 from cerebro.worker.messages import Task
 
 

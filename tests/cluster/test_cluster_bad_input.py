@@ -21,7 +21,7 @@ from cerebro.cluster import admission  # noqa: E402
 from cerebro.cluster.engines import ray_nodes  # noqa: E402
 from cerebro.errors import CorruptDataError, InputError  # noqa: E402
 from cerebro.machine import environment  # noqa: E402
-from cerebro.machine.installation import install_hint  # noqa: E402
+from cerebro.machine.imports import install_hint  # noqa: E402
 
 
 def refused(folder, data, executor, match, error=InputError, **options):

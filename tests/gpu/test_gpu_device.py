@@ -14,7 +14,7 @@ import pytest
 
 import cerebro._core as _core
 from cerebro.cli import main
-from cerebro.machine import cuda, device_check
+from cerebro.machine import cuda
 
 torch = pytest.importorskip("torch")
 
@@ -49,8 +49,8 @@ print(json.dumps([cuda.open_device("cuda:0").unpinned, all(same), len(same)]))
 
 
 def test_the_device_check_finds_no_problem() -> None:
-    assert device_check.find_problem("cuda:0", anew=True) == ""
-    assert device_check.find_problem("cuda:0") == ""
+    assert cuda.find_problem("cuda:0", anew=True) == ""
+    assert cuda.find_problem("cuda:0") == ""
 
 
 def test_every_gpu_works() -> None:

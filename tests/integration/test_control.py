@@ -22,8 +22,7 @@ import cerebro.control as control
 import cerebro.report.displays
 from cerebro.errors import InputError
 from cerebro.executors.local import LocalExecutor
-from cerebro.report.progress import Progress
-from cerebro.report.snapshot import Snapshot
+from cerebro.report.progress import Progress, Snapshot
 
 EPOCHS, SHARDS, TRIALS = 3, 4, 4
 

@@ -19,7 +19,7 @@ import cerebro  # noqa: E402
 import cerebro.cli as cli  # noqa: E402
 import cerebro.transforms as transforms  # noqa: E402
 from cerebro import InputError  # noqa: E402
-from cerebro.machine.installation import install_hint  # noqa: E402
+from cerebro.machine.imports import install_hint  # noqa: E402
 
 ROWS = 60
 

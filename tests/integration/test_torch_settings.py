@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro.machine.flags import TORCH
+from cerebro.machine.libraries import TORCH
 
 torch = pytest.importorskip("torch")
 

@@ -20,7 +20,7 @@ import numpy as np
 
 import cerebro
 from cerebro.data import batches, depots
-from cerebro.machine import cuda, device_check, devices
+from cerebro.machine import cuda, devices
 from cerebro.machine.devices import Device, Found
 from cerebro.worker.gpu import StateArena
 
@@ -104,9 +104,9 @@ def main(folder: Path) -> None:
     data = cerebro.shard(columns, folder / "data", shards=3, progress=False)
     said = {"cpu": [*search(data, folder / "cpu", "cpu"), 0]}
     for name, variables in FAULTS.items():
-        os.environ[device_check.FOLDER] = str(folder / "cache" / name)
+        os.environ[cuda.CACHE_FOLDER] = str(folder / "cache" / name)
         os.environ.update(variables)
-        device_check.SECONDS = 3.0 if name == "hang" else 60.0
+        cuda.CHECK_SECONDS = 3.0 if name == "hang" else 60.0
         runtime.standin_reset()
         depots.find_problem.cache_clear()
         depots.depot.cache_clear()

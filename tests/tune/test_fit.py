@@ -19,7 +19,7 @@ from tune_models import SPACE_LR, build, build_or_fail, line_data
 
 import cerebro
 from cerebro.errors import InputError
-from cerebro.machine.installation import install_hint
+from cerebro.machine.imports import install_hint
 
 ray = pytest.importorskip("ray")
 tune = pytest.importorskip("ray.tune")

@@ -24,7 +24,7 @@ from cerebro.integrations.ray_tune.requests import (
     RequestedTrials,
     TrainedEpoch,
 )
-from cerebro.machine.wake_pipe import WakePipe
+from cerebro.machine.signals import WakePipe
 
 SECONDS = 120
 

@@ -18,7 +18,7 @@ from typing import Any
 import cerebro._core as _core
 from cerebro.errors import RunError
 from cerebro.executors.base import Executor, Wake
-from cerebro.machine.wake_pipe import WakePipe
+from cerebro.machine.signals import WakePipe
 from cerebro.run.records import ENDED
 from cerebro.searchers.base import Decision, Searcher, Suggested, Suggestion
 

@@ -1,4 +1,4 @@
-"""Draw plots of a result, one kind per file.
+"""Draw plots of a result: curves, units on workers, and plots by settings.
 
 Every function returns a new ``matplotlib.figure.Figure`` without a window or pyplot's global state,
 so it works without a display and in threads. A notebook shows it if it is the cell's value.
@@ -10,13 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cerebro.errors import InputError
-from cerebro.report.plots.curves import draw_curves
+from cerebro.report.plots.curves import draw_curves, missing_metric_error, series
 from cerebro.report.plots.gantt import draw_gantt
-from cerebro.report.plots.importance import draw_importance
 from cerebro.report.plots.look import DARK, LIGHT, Look, complete_fonts, is_style_dark
-from cerebro.report.plots.parallel import draw_parallel
-from cerebro.report.plots.slices import draw_slices
-from cerebro.report.plots.values import missing_metric_error, series
+from cerebro.report.plots.settings import draw_importance, draw_parallel, draw_slices
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,10 +50,7 @@ def plot(
 
 
 def check(result: Any, metric: str | None, trials: Sequence[int] | None) -> None:
-    """Raise InputError if the metric or a trial to draw is unknown.
-
-    The metric cannot be checked before the first epoch.
-    """
+    """Raise InputError if a trial, or the metric once an epoch has finished, is unknown."""
     shown = _choose_trials(result, trials)
     begun = any(trial.history for trial in shown)
     if metric is not None and begun and not any(series(trial, metric)[1] for trial in shown):

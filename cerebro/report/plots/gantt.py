@@ -29,11 +29,8 @@ Colour = tuple[float, float, float]
 def trial_colours(count: int) -> list[Colour]:
     """Return `count` distinct colors: hues by the golden ratio, in three alternating depths."""
     depths = [(0.55, 0.80), (0.38, 0.92), (0.70, 0.62)]
-    colours = []
-    for i in range(count):
-        saturation, value = depths[i % 3]
-        colours.append(colorsys.hsv_to_rgb((0.58 + i * 0.618034) % 1.0, saturation, value))
-    return colours
+    hues = [(0.58 + i * 0.618034) % 1.0 for i in range(count)]
+    return [colorsys.hsv_to_rgb(hue, *depths[i % 3]) for i, hue in enumerate(hues)]
 
 
 def draw_gantt(result: Any, metric: str, trials: Sequence[Any], look: Look) -> Figure:
@@ -54,8 +51,8 @@ def draw_gantt(result: Any, metric: str, trials: Sequence[Any], look: Look) -> F
         sorted((u for u in units if u["worker"] == worker), key=lambda u: u["start"])
         for worker in workers
     ]
-    bars = [bar for row, of_worker in enumerate(rows) for bar in _bars(of_worker, row, end)]
-    _draw_bars(axes, bars, colours, look)
+    for row, of_worker in enumerate(rows):
+        _draw_bars(axes, _bars(of_worker, row, end), colours, look)
     _draw_cuts(axes, rows, end, look)
     for row, of_worker in enumerate(rows):
         _number_bars(axes, of_worker, row, end, look)
@@ -81,20 +78,15 @@ class _Bar:
 
 
 def _bars(units: Sequence[Mapping[str, Any]], row: int, end: float) -> list[_Bar]:
-    """Return one worker's bars; those too narrow to see are joined with their neighbours.
-
-    So the plot's width limits the number of bars. Joined bars look like the longest of them.
-    """
+    """Return one worker's bars; those too narrow to see are joined, and look like the longest."""
     gap = TOUCHING_SHARE * end
     joined: list[list[_Bar]] = []
     for first, last in _find_stretches(units, ("trial", "kind"), gap):
         unit = units[first]
         bar = _Bar(row, unit["start"], units[last]["end"], unit["trial"], unit["kind"])
         before = joined[-1] if joined else []
-        is_narrow = max(bar.seconds, before[-1].stop - before[0].start if before else 0.0) < (
-            PIXEL_SHARE * end
-        )
-        if before and is_narrow and bar.start - before[-1].stop <= gap:
+        width = max(bar.seconds, before[-1].stop - before[0].start) if before else bar.seconds
+        if before and width < PIXEL_SHARE * end and bar.start - before[-1].stop <= gap:
             before.append(bar)
         else:
             joined.append([bar])
@@ -105,25 +97,16 @@ def _bars(units: Sequence[Mapping[str, Any]], row: int, end: float) -> list[_Bar
 
 
 def _draw_bars(axes: Axes, bars: Sequence[_Bar], colours: Mapping[int, Colour], look: Look) -> None:
-    """Draw all bars of a kind at once: thousands of separate ones would take minutes."""
-    from matplotlib.collections import PolyCollection
-
+    """Draw a worker's bars of a kind at once: thousands of separate ones would take minutes."""
     for hatch in (None, HATCH):
         of_kind = [bar for bar in bars if (bar.kind == "eval") == (hatch is not None)]
-        corners = [
-            [(x, bar.row + y) for x, y in zip(
-                (bar.start, bar.stop, bar.stop, bar.start), (-0.38, -0.38, 0.38, 0.38), strict=True
-            )]
-            for bar in of_kind
-        ]  # fmt: skip
-        axes.add_collection(
-            PolyCollection(
-                corners,
-                facecolors=[colours[bar.trial] for bar in of_kind],
-                edgecolors=look.page,  # the color of the hatching
-                linewidths=0.0,
-                hatch=hatch,
-            )
+        axes.broken_barh(
+            [(bar.start, bar.seconds) for bar in of_kind],
+            (bars[0].row - 0.38, 0.76),
+            facecolors=[colours[bar.trial] for bar in of_kind],
+            edgecolors=look.page,  # the color of the hatching
+            linewidths=0.0,
+            hatch=hatch,
         )
 
 
@@ -218,10 +201,8 @@ def _finish_gantt(
             color=look.dim,
         )
     hops = sum(bool(unit.get("hopped")) for unit in units)
-    count = len(units)
-    write_title(
-        look, axes, "Units on workers", f"{count:,} units, {hops:,} hops, {fmt.duration(end)}"
-    )
+    counted = f"{len(units):,} units, {hops:,} hops, {fmt.duration(end)}"
+    write_title(look, axes, "Units on workers", counted)
 
 
 def _gantt_legend(figure: Figure, colours: Mapping[int, Colour], look: Look) -> None:

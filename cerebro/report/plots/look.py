@@ -197,10 +197,7 @@ def fallback_families(installed: Collection[str]) -> list[str]:
 
 
 def complete_fonts(figure: Any) -> None:
-    """Let texts of a figure fall back to other fonts, and warn if no font has their characters.
-
-    Only the texts that need it change, not matplotlib's settings.
-    """
+    """Let a figure's texts fall back to other fonts, and warn if none has their characters."""
     from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
     from matplotlib.text import Text
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from cerebro.errors import CorruptDataError, InputError, one_line
 from cerebro.machine.files import check_folder, check_no_link, is_network_file_system
-from cerebro.machine.installation import explain_other_version
+from cerebro.machine.imports import explain_other_version
 from cerebro.run.records import NOTHING_RAISED, Raised
 
 SCHEMA_VERSION = 7

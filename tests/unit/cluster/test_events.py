@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from cerebro.cluster.workers import Events
-from cerebro.machine.wake_pipe import wait_for
+from cerebro.machine.signals import wait_for
 
 
 class Calls:

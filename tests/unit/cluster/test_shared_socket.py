@@ -105,7 +105,7 @@ def test_the_background_thread_resumes_after_the_borrower_stops_waiting(peer):
 
 
 def test_a_borrower_is_woken_by_its_own_descriptors(peer):
-    from cerebro.machine.wake_pipe import WakePipe
+    from cerebro.machine.signals import WakePipe
 
     pipe = WakePipe()
     assert peer.shared.wait(0.0, [pipe.fileno()]).isdisjoint({pipe.fileno()})

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from cerebro.coordinator.overview import KEPT_ROWS, EndedTrials
-from cerebro.report.snapshot import TrialRow
+from cerebro.report.progress import TrialRow
 from cerebro.run.records import EpochRecord, Ranking, TrialRecord, best_trials
 
 

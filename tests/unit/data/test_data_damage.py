@@ -16,7 +16,7 @@ import pytest
 from cerebro.data import Dataset, shard
 from cerebro.data.manifest import VERSION, checksum_of, parse_manifest, read_manifest
 from cerebro.errors import CorruptDataError, InputError
-from cerebro.machine.installation import update_hint
+from cerebro.machine.imports import update_hint
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ import pytest
 
 from cerebro.data import depots
 from cerebro.errors import InputError
-from cerebro.machine import cuda, device_check
+from cerebro.machine import cuda
+from cerebro.machine.imports import PACKAGE
 from cerebro.worker import runner as worker
 from cerebro.worker.clock import IMPORT_SECONDS, BeatClock, TaskClock
 
@@ -33,10 +34,10 @@ def gpu(monkeypatch, tmp_path):
         return has.said
 
     runtime = {"path": "", "version": 12080, "driver": 13000}
-    monkeypatch.setenv(device_check.FOLDER, str(has.folder))
+    monkeypatch.setenv(cuda.CACHE_FOLDER, str(has.folder))
     monkeypatch.setattr(cuda, "open_runtime", lambda: runtime)
     monkeypatch.setattr(cuda, "describe_devices", lambda: [has.about])
-    monkeypatch.setattr(device_check, "_run_check", attempt)
+    monkeypatch.setattr(cuda, "_run_check", attempt)
     has.runtime = runtime
     return has
 
@@ -48,39 +49,39 @@ def kept(gpu):
 @pytest.mark.parametrize("problem", ["", "cuda:0: a kernel gives wrong bytes"])
 def test_a_verdict_is_kept(gpu, problem):
     gpu.said = (problem, True)
-    assert [device_check.find_problem("cuda:0") for _ in range(3)] == [problem] * 3
+    assert [cuda.find_problem("cuda:0") for _ in range(3)] == [problem] * 3
     assert (gpu.tried, len(kept(gpu))) == (1, 1)
 
 
 def test_doctor_checks_again_and_keeps_the_new_verdict(gpu):
     gpu.said = ("broken", True)
-    assert device_check.find_problem("cuda:0") == "broken"
+    assert cuda.find_problem("cuda:0") == "broken"
     gpu.said = ("", True)
-    assert device_check.find_problem("cuda:0") == "broken"
-    assert device_check.find_problem("cuda:0", anew=True) == ""
-    assert device_check.find_problem("cuda:0") == ""
+    assert cuda.find_problem("cuda:0") == "broken"
+    assert cuda.find_problem("cuda:0", anew=True) == ""
+    assert cuda.find_problem("cuda:0") == ""
     assert (gpu.tried, len(kept(gpu))) == (2, 1)
 
 
 def test_a_transient_problem_is_not_kept(gpu):
     gpu.said = ("out of memory", False)
-    assert device_check.find_problem("cuda:0") == "out of memory"
+    assert cuda.find_problem("cuda:0") == "out of memory"
     gpu.said = ("", True)
-    assert device_check.find_problem("cuda:0") == ""
+    assert cuda.find_problem("cuda:0") == ""
     assert gpu.tried == 2
 
 
 @pytest.mark.parametrize("changed", ["gpu", "driver", "runtime", "torch", "cerebro"])
 def test_a_verdict_depends_on_gpu_driver_and_library_versions(gpu, monkeypatch, changed):
-    device_check.find_problem("cuda:0")
+    cuda.find_problem("cuda:0")
     if changed == "gpu":
         gpu.about["uuid"] = "2"
     elif changed in ("driver", "runtime"):
         gpu.runtime["driver" if changed == "driver" else "version"] += 10
     else:
         name = "package_version" if changed == "torch" else "version"
-        monkeypatch.setattr(device_check, name, lambda *_: "another")
-    device_check.find_problem("cuda:0")
+        monkeypatch.setattr(cuda, name, lambda *_: "another")
+    cuda.find_problem("cuda:0")
     assert (gpu.tried, len(kept(gpu))) == (2, 2)
 
 
@@ -91,18 +92,18 @@ def test_a_verdict_depends_on_gpu_driver_and_library_versions(gpu, monkeypatch, 
 )
 def test_a_damaged_verdict_file_is_replaced(gpu, damage):
     gpu.said = ("broken", True)
-    device_check.find_problem("cuda:0")
+    cuda.find_problem("cuda:0")
     kept(gpu)[0].write_bytes(damage)
-    assert device_check.find_problem("cuda:0") == "broken"
+    assert cuda.find_problem("cuda:0") == "broken"
     assert gpu.tried == 2
     assert json.loads(kept(gpu)[0].read_bytes())["problem"] == "broken"
 
 
 def test_a_verdict_that_is_not_text_is_replaced(gpu):
-    device_check.find_problem("cuda:0")
+    cuda.find_problem("cuda:0")
     file = kept(gpu)[0]
     file.write_text(json.dumps(json.loads(file.read_text()) | {"problem": 3}))
-    assert device_check.find_problem("cuda:0") == ""
+    assert cuda.find_problem("cuda:0") == ""
     assert gpu.tried == 2
 
 
@@ -112,21 +113,21 @@ def test_without_a_usable_folder_the_gpu_is_checked_each_time(gpu, monkeypatch, 
         gpu.folder.write_text("not a folder")
     elif place == "pipe":
         gpu.folder.mkdir()
-        device_check.find_problem("cuda:0")
+        cuda.find_problem("cuda:0")
         file = kept(gpu)[0]
         file.unlink()
         os.mkfifo(file)
-        monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError()))
+        monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError()))
         gpu.tried = 0
     else:
-        monkeypatch.delenv(device_check.FOLDER)
+        monkeypatch.delenv(cuda.CACHE_FOLDER)
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
         def no_home():
             raise RuntimeError
 
         monkeypatch.setattr(Path, "home", no_home)
-    assert [device_check.find_problem("cuda:0") for _ in range(2)] == ["", ""]
+    assert [cuda.find_problem("cuda:0") for _ in range(2)] == ["", ""]
     assert gpu.tried == 2
     if place == "pipe":
         assert len(kept(gpu)) == 1  # nothing half written is left
@@ -135,40 +136,40 @@ def test_without_a_usable_folder_the_gpu_is_checked_each_time(gpu, monkeypatch, 
 def test_concurrent_checks_keep_one_verdict(gpu):
     gpu.said = ("broken", True)
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(device_check.find_problem, ["cuda:0"] * 64))
+        found = list(threads.map(cuda.find_problem, ["cuda:0"] * 64))
     assert found == ["broken"] * 64
     assert len(kept(gpu)) == 1
 
 
 def test_a_missing_gpu_is_refused(gpu):
     with pytest.raises(InputError, match="cuda:3: there are 1 CUDA devices, counted from 0"):
-        device_check.find_problem("cuda:3")
+        cuda.find_problem("cuda:3")
 
 
 def test_verdicts_are_kept_in_the_cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv(device_check.FOLDER)
+    monkeypatch.delenv(cuda.CACHE_FOLDER)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert device_check.find_folder() == tmp_path / ".cache" / "cerebro"
+    assert cuda.find_folder() == tmp_path / ".cache" / "cerebro"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
-    assert device_check.find_folder() == tmp_path / "x" / "cerebro"
+    assert cuda.find_folder() == tmp_path / "x" / "cerebro"
 
 
 IN_THE_WORKING_DIRECTORY = """
 import os, sys
 sys.path[:] = [p for p in sys.path if not os.path.isdir(os.path.join(p, "cerebro"))]
 sys.path.append("")  # as `python -m cerebro` does
-from cerebro.machine import cuda, device_check
+from cerebro.machine import cuda
 cuda.open_runtime = lambda: {"path": "nothing.so"}
-print(device_check._run_check("cuda:0")[0])
+print(cuda._run_check("cuda:0")[0])
 """
 
 
 def test_the_check_finds_a_cerebro_that_is_not_installed(tmp_path):
     """It starts, and says what is wrong with the runtime."""
-    if (device_check.OURS / "numpy").exists():
+    if (PACKAGE.parent / "numpy").exists():
         pytest.skip("Cerebro is installed in the folder of its dependencies")
-    shutil.copytree(device_check.OURS / "cerebro", tmp_path / "cerebro")
+    shutil.copytree(PACKAGE.parent / "cerebro", tmp_path / "cerebro")
     done = subprocess.run(
         [sys.executable, "-c", IN_THE_WORKING_DIRECTORY],
         cwd=tmp_path, capture_output=True, text=True, check=True,
@@ -183,8 +184,8 @@ def test_the_check_finds_a_cerebro_that_is_not_installed(tmp_path):
 def test_only_a_crash_is_kept(monkeypatch, work, lasting):
     """An error of Python's may be mended, and the system kills where memory is short."""
     monkeypatch.setattr(cuda, "open_runtime", lambda: {"path": ""})
-    monkeypatch.setattr(device_check, "PROGRAM", f"import os, sys; {work}")
-    found, is_lasting = device_check._run_check("cuda:0")
+    monkeypatch.setattr(cuda, "CHECK_PROGRAM", f"import os, sys; {work}")
+    found, is_lasting = cuda._run_check("cuda:0")
     assert found.startswith("cuda:0: its check ended by ") and is_lasting is lasting
 
 

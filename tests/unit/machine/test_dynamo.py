@@ -1,4 +1,4 @@
-"""`cerebro.machine.dynamo`: TorchDynamo is imported only by code that uses it."""
+"""`postpone_dynamo`: TorchDynamo is imported only by code that uses it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def train():
     return net, optimizer
 """
 
-POSTPONE = "from cerebro.machine import dynamo\ndynamo.postpone_import()\n"
+POSTPONE = "from cerebro.machine import flags\nflags.postpone_dynamo()\n"
 
 
 def output(code: str) -> str:
@@ -62,7 +62,7 @@ def test_any_other_use_imports_the_real_dynamo(use: str) -> None:
         "real = sys.modules['torch._dynamo']\n"
         "print(type(real) is types.ModuleType, torch._dynamo is real,"
         " real.__file__.rpartition('/')[2],"
-        " any(type(f).__module__ == 'cerebro.machine.dynamo' for f in sys.meta_path))"
+        " any(type(f).__module__ == 'cerebro.machine.flags' for f in sys.meta_path))"
     )
     assert output(code) == "True True __init__.py False"
 
@@ -87,5 +87,5 @@ def test_functions_passed_to_disable_stay_out_of_compiled_steps() -> None:
 def test_an_imported_dynamo_is_not_replaced() -> None:
     code = "import torch._dynamo, sys\nbefore = torch._dynamo\n" + POSTPONE
     code += "print(sys.modules['torch._dynamo'] is before,"
-    code += " any(type(f).__module__ == 'cerebro.machine.dynamo' for f in sys.meta_path))"
+    code += " any(type(f).__module__ == 'cerebro.machine.flags' for f in sys.meta_path))"
     assert output(code) == "True False"

@@ -12,8 +12,9 @@ import pytest
 
 from cerebro.cli import doctor as diagnosis
 from cerebro.machine import environment, files, resources
-from cerebro.machine.flags import TORCH, xla_threads
-from cerebro.machine.installation import install_hint
+from cerebro.machine.flags import xla_threads
+from cerebro.machine.imports import install_hint
+from cerebro.machine.libraries import TORCH
 
 
 def test_describe_is_json_and_names_versions() -> None:
@@ -93,7 +94,7 @@ def test_torch_flags_can_be_captured_and_applied() -> None:
 def test_torch_is_imported_only_for_non_default_flags() -> None:
     pytest.importorskip("torch")
     code = (
-        "import sys; from cerebro.machine.flags import TORCH\n"
+        "import sys; from cerebro.machine.libraries import TORCH\n"
         "first = TORCH.FIRST\n"
         "TORCH.apply(dict(first))\n"
         "assert 'torch' not in sys.modules\n"
@@ -108,7 +109,7 @@ def test_torch_is_imported_only_for_non_default_flags() -> None:
 def test_known_torch_defaults_are_right_and_import_nothing() -> None:
     pytest.importorskip("torch")
     code = (
-        "import sys, torch; from cerebro.machine.flags import TORCH\n"
+        "import sys, torch; from cerebro.machine.libraries import TORCH\n"
         "before = set(sys.modules)\n"
         "assert TORCH.present() == TORCH.FIRST\n"
         "TORCH.apply(TORCH.FIRST)\n"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import cerebro
-from cerebro.machine import environment, installation
-from cerebro.machine.installation import DISTRIBUTION, install_hint, update_hint
+from cerebro.machine import environment, imports
+from cerebro.machine.imports import DISTRIBUTION, install_hint, update_hint
 
 PACKAGE = Path(cerebro.__file__).parent
 ROOT = Path(__file__).parents[3]
@@ -60,7 +60,7 @@ def test_hints_say_how_to_install_from_a_clone() -> None:
 
 
 def test_one_switch_makes_hints_name_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "PUBLISHED", True)
+    monkeypatch.setattr(imports, "PUBLISHED", True)
     assert install_hint("torch", "plots") == "pip install 'cerebro-mop[torch,plots]'"
     assert install_hint() == "pip install cerebro-mop"
     assert update_hint() == "pip install -U cerebro-mop"
@@ -77,7 +77,7 @@ def test_no_file_suggests_installing_the_unrelated_cerebro() -> None:
 
 def test_hints_in_the_package_come_from_one_function() -> None:
     """Texts about other programs' packages may say `pip install`."""
-    files = [file for file in texts(PACKAGE) if file.name != "installation.py"]
+    files = [file for file in texts(PACKAGE) if file.name != "imports.py"]
     assert lines_with(r"pip install[^\n]*(cerebro|\.?\[)", files) == []
     assert lines_with(re.escape(DISTRIBUTION), files) == []
 
@@ -94,18 +94,18 @@ def test_extras_that_documentation_installs_exist(file: str) -> None:
     extras = project.split("[project.optional-dependencies]")[1].split("\n[")[0]
     known = set(re.findall(r"^(\w+) = ", extras, re.MULTILINE))
     for target, names in installed:
-        assert target in ({DISTRIBUTION, "."} if installation.PUBLISHED else {"."})
+        assert target in ({DISTRIBUTION, "."} if imports.PUBLISHED else {"."})
         assert set(names.split(",")) <= known
 
 
 def test_hints_need_neither_numpy_nor_the_core() -> None:
     code = (
-        "import importlib.util, sys\n"
-        f"spec = importlib.util.spec_from_file_location('hints', {installation.__file__!r})\n"
-        "hints = importlib.util.module_from_spec(spec)\n"
-        "spec.loader.exec_module(hints)\n"
-        "print(hints.install_hint('ray'))\n"
-        "assert not {'numpy', 'cerebro'} & sys.modules.keys()"
+        "import sys, types\n"
+        "package = sys.modules['cerebro'] = types.ModuleType('cerebro')\n"
+        f"package.__path__ = [{str(PACKAGE)!r}]\n"
+        "from cerebro.machine.imports import install_hint\n"
+        "print(install_hint('ray'))\n"
+        "assert not {'numpy', 'cerebro._core'} & sys.modules.keys()"
     )
     out = subprocess.run(
         [sys.executable, "-S", "-c", code], check=True, capture_output=True, text=True

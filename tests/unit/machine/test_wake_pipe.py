@@ -1,4 +1,4 @@
-"""`cerebro.machine.wake_pipe`: a pipe is readable from `wake` until `clear`."""
+"""`WakePipe`: a pipe is readable from `wake` until `clear`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from cerebro.machine.wake_pipe import PIPE_BYTES, WakePipe, wait_for
+from cerebro.machine.signals import PIPE_BYTES, WakePipe, wait_for
 
 
 @pytest.mark.parametrize("times", [1, 2, PIPE_BYTES, PIPE_BYTES + 1, 3 * PIPE_BYTES])

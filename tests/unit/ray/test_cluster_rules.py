@@ -36,7 +36,7 @@ from cerebro.data.placed import PlacedDataset, write_view
 from cerebro.data.shards import verify_shard
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import environment
-from cerebro.machine.wake_pipe import WakePipe
+from cerebro.machine.signals import WakePipe
 
 # --- which shards lie where ---------------------------------------------------------
 

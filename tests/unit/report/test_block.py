@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from cerebro.report import displays, progress
-from cerebro.report.block import CURVE_POINTS, MAX_SETTINGS, Block, draw_curve
+from cerebro.report.block import CURVE_POINTS, MAX_CAUSES, MAX_SETTINGS, Block, Notebook, draw_curve
 from cerebro.report.displays import in_notebook
-from cerebro.report.notebook import MAX_CAUSES, Notebook
-from cerebro.report.snapshot import Snapshot, TrialRow
+from cerebro.report.progress import Snapshot, TrialRow
 
 VOID = {"br", "img", "meta"}
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from cerebro.report import displays, table
-from cerebro.report.output import Output
-from cerebro.report.snapshot import Snapshot, TrialRow
+from cerebro.report.progress import Output, Snapshot, TrialRow
 
 
 class Failing(io.StringIO):

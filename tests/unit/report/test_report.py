@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from cerebro.errors import InputError
 from cerebro.report import block, displays, progress, summary, table
 from cerebro.report import format as fmt
-from cerebro.report.snapshot import Snapshot, TrialRow
+from cerebro.report.progress import Snapshot, TrialRow
 
 
 def make_trial(number: int, values: list[float], **changes: Any) -> Any:
@@ -409,7 +409,7 @@ def test_html_is_static_and_escaped() -> None:
 # --- plots ---
 
 from cerebro.report import plots  # noqa: E402
-from cerebro.report.plots import gantt, importance, values  # noqa: E402
+from cerebro.report.plots import gantt, settings  # noqa: E402
 
 
 @pytest.fixture
@@ -557,34 +557,34 @@ def test_colours_differ() -> None:
 
 def test_explained_variance() -> None:
     metric = np.array([0.1, 0.1, 0.9, 0.9])
-    assert importance.explained_variance(["a", "a", "b", "b"], metric).share == pytest.approx(1.0)
-    assert importance.explained_variance(["a", "b", "a", "b"], metric).share == 0.0
-    assert importance.explained_variance(["a", "a", "a", "a"], metric) is None
-    assert importance.explained_variance([1.0, 2.0, 3.0, 4.0], metric) is None  # a group for each
-    assert importance.explained_variance([1, 1, 2, 2], np.ones(4)) is None
+    assert settings.explained_variance(["a", "a", "b", "b"], metric).share == pytest.approx(1.0)
+    assert settings.explained_variance(["a", "b", "a", "b"], metric).share == 0.0
+    assert settings.explained_variance(["a", "a", "a", "a"], metric) is None
+    assert settings.explained_variance([1.0, 2.0, 3.0, 4.0], metric) is None  # a group for each
+    assert settings.explained_variance([1, 1, 2, 2], np.ones(4)) is None
 
 
 def test_a_less_important_setting_keeps_a_nonzero_share() -> None:
     accuracies = np.array([0.9219, 0.8364, 0.9405, 0.8810])  # a grid of h and lr
-    hidden = importance.explained_variance([16, 16, 32, 32], accuracies)
-    rate = importance.explained_variance([0.01, 0.001, 0.01, 0.001], accuracies)
+    hidden = settings.explained_variance([16, 16, 32, 32], accuracies)
+    rate = settings.explained_variance([0.01, 0.001, 0.01, 0.001], accuracies)
     assert hidden.share == pytest.approx(4 * 0.0158**2 / 0.00642413, rel=1e-4)  # 16 %
     assert rate.share == pytest.approx(4 * 0.03625**2 / 0.00642413, rel=1e-4)  # 82 %
     assert hidden.by_chance == rate.by_chance == pytest.approx(1 / 3)
     for found in (hidden, rate):
         assert found.low <= found.share <= found.high
         assert found.high - found.low > 0.5  # four trials know next to nothing
-    assert importance.explained_variance([16, 16, 32, 32], accuracies) == hidden  # no luck in it
+    assert settings.explained_variance([16, 16, 32, 32], accuracies) == hidden  # no luck in it
 
 
 def test_more_trials_narrow_the_importance_interval() -> None:
     rng = np.random.default_rng(0)
     kinds, noise = rng.integers(0, 2, 400), rng.normal(size=400)
-    found = importance.explained_variance(kinds.tolist(), kinds + noise)
+    found = settings.explained_variance(kinds.tolist(), kinds + noise)
     # Of a variance of 1 + 1/4, a quarter lies between two kinds that are 1 apart.
     assert found.low < 0.2 < found.high
     assert found.high - found.low < 0.12
-    nothing = importance.explained_variance(rng.permutation(kinds).tolist(), kinds + noise)
+    nothing = settings.explained_variance(rng.permutation(kinds).tolist(), kinds + noise)
     assert nothing.share < 0.01 and nothing.by_chance == pytest.approx(1 / 399)
 
 
@@ -607,13 +607,13 @@ def test_importance_reports_too_few_trials(matplotlib: Any) -> None:
 def test_plots_show_the_epoch_that_stands_for_a_trial(matplotlib: Any) -> None:
     trials = [make_trial(0, [0.5, 0.9, 0.6]), make_trial(1, [0.5, 0.7, 0.8])]
     result = make_result(trials)
-    accuracies = values.table_of(result, "accuracy", trials)[1]
+    accuracies = settings.table_of(result, "accuracy", trials)[1]
     assert accuracies.tolist() == [0.9, 0.8]
-    losses = values.table_of(result, "val_loss", trials)[1]
+    losses = settings.table_of(result, "val_loss", trials)[1]
     assert losses.tolist() == [t.history[t.best_epoch]["metrics"]["val_loss"] for t in trials]
     assert plots.plot(result).axes[0].texts[0].get_text() == "0.9000"
     result.select = "last"
-    assert values.table_of(result, "accuracy", trials)[1].tolist() == [0.8, 0.6]
+    assert settings.table_of(result, "accuracy", trials)[1].tolist() == [0.8, 0.6]
     assert plots.plot(result).axes[0].texts[0].get_text() == "0.8000"
 
 
@@ -667,9 +667,12 @@ def test_a_tie_is_reported() -> None:
     rows = [row(n, 1, value) for n, value in enumerate([0.5, 0.7, 0.6, 0.7])]
     assert progress.describe_end(snapshot(rows, best=1)).endswith(f"best: trial 1 ({said})")
     assert progress.describe_end(snapshot(rows[:3], best=1)).endswith("best: trial 1")
-    assert fmt.describe_tie([4, 0, 9, 2]) == "trials 0, 2, 4 and 9 tie: the lowest number is taken"
-    many = fmt.describe_tie(list(range(3, 10)))
-    assert many == "trials 3, 4, 5, 6 and 3 others tie: the lowest number is taken"
+    four = [make_trial(n, [0.7]) for n in (4, 0, 9, 2)]
+    many = [make_trial(n, [0.7]) for n in range(3, 10)]
+    assert [fmt.describe_tie(tying, tying[0], "accuracy") for tying in (four, many)] == [
+        "trials 0, 2, 4 and 9 tie: the lowest number is taken",
+        "trials 3, 4, 5, 6 and 3 others tie: the lowest number is taken",
+    ]
     assert "tie" not in summary.render(make_result(trials[:3]))
 
 

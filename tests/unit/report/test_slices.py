@@ -15,9 +15,8 @@ pytest.importorskip("matplotlib")
 from cerebro.errors import InputError
 from cerebro.report.format import ABSENT, Range, find_varying
 from cerebro.report.plots import plot
-from cerebro.report.plots.importance import _groups
 from cerebro.report.plots.look import DARK, LIGHT, wrap
-from cerebro.report.plots.parallel import LEAST_GAP, NOT_USED, _position_values
+from cerebro.report.plots.settings import LEAST_GAP, NOT_USED, _group_values, _position_values
 
 RANGES = {
     "lr": Range(1e-4, 1e-1, is_log=True),
@@ -169,7 +168,7 @@ def test_dollar_signs_are_not_read_as_formulas(kind: str) -> None:
 def test_a_log_axis_has_few_labels(high: float, labels: list[str]) -> None:
     from matplotlib.figure import Figure
 
-    from cerebro.report.plots.slices import _label_few
+    from cerebro.report.plots.settings import _label_few
 
     axes = Figure().add_subplot()
     axes.set_xscale("log")
@@ -261,7 +260,7 @@ def test_none_is_a_value_and_not_an_absent_setting() -> None:
     assert ticks == [(0.0, "relu"), (0.5, "tanh"), (1.0, "None"), (NOT_USED, "not used")]
     assert find_varying([{"act": None, "lr": 1}, {"lr": 1}]) == ["act"]
     # Numbers are grouped into four ranges; neither None nor an absent setting belongs to them.
-    groups = _groups([*range(8), None, ABSENT])
+    groups = _group_values([*range(8), None, ABSENT])
     assert groups == [*"00112233", "None", "absent"]
 
 

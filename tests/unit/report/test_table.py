@@ -21,7 +21,7 @@ from rich.console import Console
 
 from cerebro.coordinator.overview import KEPT_ROWS
 from cerebro.report import table
-from cerebro.report.snapshot import Snapshot, TrialRow
+from cerebro.report.progress import Snapshot, TrialRow
 
 
 def row(number: int, epoch: int = 2, value: float = 0.5, **changes: Any) -> TrialRow:

@@ -12,7 +12,7 @@ import pytest
 from stored_run import read_run
 
 from cerebro.errors import CorruptDataError, InputError
-from cerebro.machine.installation import update_hint
+from cerebro.machine.imports import update_hint
 from cerebro.run.records import NOTHING_RAISED, EpochRecord, Raised, TrialRecord
 from cerebro.run.store import (
     FILE,
