@@ -17,13 +17,7 @@ import torch
 from cerebro.errors import InputError
 from cerebro.integrations.lightning.trainer import Hooks, Trainer
 from cerebro.torch.state import copy_deeply
-from cerebro.torch.torchmetrics import (
-    Metrics,
-    accumulates,
-    extract_numbers,
-    is_metric,
-    last_value,
-)
+from cerebro.torch.torchmetrics import Metrics, accumulates, extract_numbers, is_metric, last_value
 
 _HPARAMS = {"_hparams", "_hparams_initial", "_hparams_name"}
 """Lightning's own attributes of a module that has called ``save_hyperparameters``."""

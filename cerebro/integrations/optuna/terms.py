@@ -389,7 +389,7 @@ def _infer_distribution(optuna: Any, values: Sequence[Any]) -> Any:
 def _widen_distribution(optuna: Any, kind: Any, value: Any) -> Any:
     """Return a numeric distribution widened to include a value; None if that is impossible."""
     kinds = optuna.distributions
-    numbers: tuple[type, ...] = (int,) if isinstance(kind, kinds.IntDistribution) else (int, float)
+    numbers: Any = int if isinstance(kind, kinds.IntDistribution) else (int, float)
     is_number = isinstance(value, numbers) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or isinstance(kind, kinds.CategoricalDistribution):
         return None

@@ -362,10 +362,10 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 _name_bad_cell("X", X)
                 _name_bad_cell("y", y)
             raise
-        if not classifier and target.dtype.kind in "US":
-            _name_bad_cell("y", y)
-            target = target.astype(np.float64)
         if not classifier:
+            if target.dtype.kind in "US":
+                _name_bad_cell("y", y)
+                target = target.astype(np.float64)
             return x, target
         check_classification_targets(target)
         labels, codes = np.unique(target, return_inverse=True)
