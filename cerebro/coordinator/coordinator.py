@@ -402,6 +402,9 @@ class Coordinator:
         if event.kind == "data":
             raise CorruptDataError(event.message)
         if event.kind == "storage":
+            folder = self.settings.folder
+            if not folder.exists():
+                raise OSError(f"{folder} is gone: the run's folder was deleted or renamed")
             raise OSError(event.message)
         if event.kind == "cancelled":
             self._apply_commands(trial)

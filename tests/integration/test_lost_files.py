@@ -239,3 +239,16 @@ def test_one_process_may_not_train_a_run_twice(tmp_path, data):
             cerebro.resume(run, progress=False)
 
     search(run, data, callbacks=[Remove(run, "owner.lock", by=resume)])
+
+
+@pytest.mark.parametrize("lose", [shutil.rmtree, lambda run: run.rename(run.with_name("other"))])
+def test_a_run_whose_folder_is_lost_says_so(tmp_path, data, lose):
+    run, lost = tmp_path / "run", []
+
+    class LoseOnce:
+        def on_unit_end(self, trial, metrics):
+            if not lost:
+                lost.append(lose(run))
+
+    with pytest.raises(OSError, match=rf"^{run} is gone: the run's folder was deleted or renamed"):
+        search(run, data, workers=0, callbacks=[LoseOnce()])
