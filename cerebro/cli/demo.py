@@ -149,6 +149,7 @@ def demonstrate(options: argparse.Namespace, epochs: int) -> int:
         # Workers import PyTorch while this process, which needs PyTorch last, imports the rest of
         # Cerebro and reads the data. So what this module imports delays them.
         warm_workers.start_early(1, [None] * worker_count(options.workers, 1), ["torch"])
+    progress: Any = parse_progress(options.progress)
     whole = digits(options.data)
     pixels = {"x": [cerebro.transforms.Scale(1 / 16)]}  # uint8 to float32, 0 to 1
     train, valid, test = whole.with_transforms(pixels).split(0.7, 0.15, 0.15)
@@ -175,7 +176,7 @@ def demonstrate(options: argparse.Namespace, epochs: int) -> int:
         devices=options.devices,
         seed=options.seed,
         run=options.run or time.strftime("runs/demo-%Y%m%d-%H%M%S"),
-        progress=parse_progress(options.progress),
+        progress=progress,
     )
     from cerebro.report import summary
 

@@ -219,7 +219,7 @@ def _describe_disk(path: Path) -> list[tuple[str, str]]:
 
 
 def _describe_extras() -> list[tuple[str, str]]:
-    rows = []
+    rows: list[tuple[str, str]] = []
     for extra, (purpose, modules) in EXTRAS.items():
         missing = _find_missing(modules)
         state, cure = ("missing", f": {install_hint(extra)}") if missing else ("present", "")
