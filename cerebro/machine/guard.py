@@ -222,7 +222,7 @@ class _StoppableLoader(SourceFileLoader):
             super().exec_module(module)
         except Stopped as stop:
             period = _here.found[-1] if _here.found else None
-            names = BUILD
+            names: tuple[str, ...] = BUILD
             if period is not None and period.target in (module.__name__, self.path):
                 names = period.names
             missing = [name for name in names if not hasattr(module, name)]

@@ -210,7 +210,7 @@ def metric_columns(rows: Iterable[Mapping[str, float]], ranked_by: str) -> list[
     If trials are ranked by the loss, the first other metric (such as accuracy) comes third.
     """
     seen = dict.fromkeys(name for metrics in rows for name in drop_spreads(metrics))
-    columns = [name for name in ("train_loss", "val_loss") if name in seen]
+    columns: list[str] = [name for name in ("train_loss", "val_loss") if name in seen]
     if short_name(ranked_by) != "loss":
         return [*columns, ranked_by]
     if ranked_by in seen and not columns:
