@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.comparison import claims, page, papers, record
 from benchmarks.comparison.measures import bits, bound, figures
-from benchmarks.comparison.rivals import LOOP, OURS, RIVALS
+from benchmarks.comparison.rivals import LOOP, OURS, RECORDED, RIVALS
 from benchmarks.comparison.watch import Cell
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +52,38 @@ def test_a_changed_figure_changes_the_page_and_the_sentence(found: record.Record
     assert "7.77" in page.sentence(other)
     assert page.page(other) != before[0]
     assert page.sentence(other) != before[1]
+
+
+def test_cells_that_did_not_run_are_summed_up_by_round(found: record.Record) -> None:
+    other = copy.deepcopy(found)
+    cell = {"rival": LOOP, "workload": "three", "round": 1, "kill": False}
+    other["cells"] = [cell]
+    other["left"] = [f"{OURS}, three, round 2", f"{LOOP}, nine, round 2", f"{OURS}, nine, round 2",
+                     f"{LOOP}, three, round 3, a worker killed"]  # fmt: skip
+    assert page.left_out(other) == (
+        f"round 2 (9); round 3, a worker killed (3); {OURS} on 3 in round 2"
+    )
+
+
+def test_the_page_says_where_whole_recorded_steps_are_slower(found: record.Record) -> None:
+    other = copy.deepcopy(found)
+    figures = {
+        "round": 0,
+        "kill": False,
+        "whole": True,
+        "why": "",
+        "trials": 3,
+        "of": 3,
+        "bits": None,
+    }
+    other["cells"] = [
+        dict(figures, rival=rival, workload=workload, ratio=ratio)
+        for rival, workload, ratio in [
+            (OURS, "clicks", 1.0), (RECORDED, "clicks", 1.5), (OURS, "three", 1.0),
+            (RECORDED, "three", 0.5),
+        ]
+    ]  # fmt: skip
+    assert page.losses(other) == "- **Makespan with `graph=True`.** clicks: 1.50 of the default's."
 
 
 def test_every_picture_of_the_page_is_there() -> None:

@@ -81,7 +81,7 @@ def killed(found: Record) -> str:
     return (
         f"With a `kill -9` of a worker, all configurations end with the states of the undisturbed "
         f"search in {same} of {tried} searches; of {len(others)} other ways to train them, "
-        f"{always} do this each time, and {sometimes} sometimes."
+        f"{always} do this each time{f', and {sometimes} sometimes' if sometimes else ''}."
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.comparison.claims import listed, unharmed, with_claims
 from benchmarks.comparison.formats import NONE, megabytes, number, spread, table
 from benchmarks.comparison.record import Record, cells, median, values
-from benchmarks.comparison.rivals import LOOP, OURS, RIVALS
+from benchmarks.comparison.rivals import LOOP, OURS, RECORDED, RIVALS
 from benchmarks.comparison.workloads import KILLED, WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +32,7 @@ WHAT = {
     "text": "text",
     "large": "larger than memory",
 }
+NAME_OF_CELL = re.compile(r"(.+), (\w+), round (\d+)(, a worker killed)?")
 CLEAR = 1.05
 """A rival is ahead if its median is better by this factor."""
 
@@ -110,7 +111,8 @@ def accuracy_table(found: Record) -> str:
     for workload in WHAT:
         best = median(found, LOOP, workload, "best") or median(found, OURS, workload, "best")
         labels = WORKLOADS[workload].labels_of(found["size"])
-        half = None if best is None else 1.96 * math.sqrt(best * (1 - best) / labels)
+        # The interval of a perfect score has no half by this formula.
+        half = 1.96 * math.sqrt(best * (1 - best) / labels) if best and best < 1 else None
         halves.append(number(half, 2))
     return f"{all_table(found, 'best')}\n| {' | '.join(halves)} |"
 
@@ -226,7 +228,18 @@ def losses(found: Record) -> str:
                 ahead.append(f"{named}: {best[1]}, {best[0] / ours:.2f} of Cerebro's")
         if ahead:
             lines.append(f"- **{what[0].upper() + what[1:]}.** {'; '.join(ahead)}.")
+    lines += slower_recorded(found)
     return "\n".join(lines) or "- No rival was ahead by 5 % or more in a median."
+
+
+def slower_recorded(found: Record) -> list[str]:
+    """List where whole recorded steps are clearly slower than Cerebro's default."""
+    slower = []
+    for workload, named in WHAT.items():
+        default, recorded = (median(found, name, workload, "ratio") for name in (OURS, RECORDED))
+        if default and recorded and recorded > CLEAR * default:
+            slower.append(f"{named}: {recorded / default:.2f} of the default's")
+    return [f"- **Makespan with `graph=True`.** {'; '.join(slower)}."] if slower else []
 
 
 def header(found: Record) -> str:
@@ -255,10 +268,25 @@ def absent(found: Record) -> str:
     """Name the systems that did not run, and cells that the time did not allow."""
     lines = [f"- {name}: {why}." for name, why in found["absent"].items()]
     if found["left"]:
-        lines.append(
-            f"- No time was left for {len(found['left'])} cells: {'; '.join(found['left'])}."
-        )
+        lines.append(f"- No time was left for {left_out(found)}.")
     return "\n".join(lines)
+
+
+def left_out(found: Record) -> str:
+    """Sum up the cells that did not run: whole rounds by their workloads, then single systems."""
+    begun = {(cell["workload"], cell["round"], cell["kill"]) for cell in found["cells"]}
+    rounds: dict[str, list[str]] = {}
+    single = []
+    for name in found["left"]:
+        rival, workload, number, killed = NAME_OF_CELL.findall(name)[0]
+        if (workload, int(number) - 1, bool(killed)) in begun:
+            single.append(f"{rival} on {WHAT[workload]} in round {number}{killed}")
+            continue
+        workloads = rounds.setdefault(f"round {number}{killed}", [])
+        if WHAT[workload] not in workloads:
+            workloads.append(WHAT[workload])
+    whole = [f"{number} ({', '.join(workloads)})" for number, workloads in rounds.items()]
+    return "; ".join([*whole, *single])
 
 
 def settings(found: Record) -> str:
