@@ -24,14 +24,13 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Any
 
-from cerebro.cluster.blobs import BlobServer, Fetcher
 from cerebro.cluster.engine import AUTO, find_own_gpu
 from cerebro.cluster.keys import Keys, Ticket, import_zmq
 from cerebro.cluster.messages import list_versions, read_machine_id
-from cerebro.cluster.shared_socket import SharedSocket
-from cerebro.cluster.states import CARRIED_BYTES
+from cerebro.cluster.states import CARRIED_BYTES, BlobServer, Fetcher
 from cerebro.cluster.supervisor import Supervisor
 from cerebro.cluster.wire import (
+    SharedSocket,
     decode_message,
     dial,
     encode_answer,

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from cerebro.cluster.opaque_pickle import Sent
+from cerebro.cluster.messages import Sent
 from cerebro.data.derivation import Arrived, Order
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import PlacingExecutor

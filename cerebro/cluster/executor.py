@@ -21,16 +21,13 @@ from typing import Any
 
 from cerebro.arguments import check_whole_number
 from cerebro.cluster.admission import START_SECONDS, Admission, describe_run, remove_old_tokens
-from cerebro.cluster.blobs import Blob
 from cerebro.cluster.derived_shards import MadeShards, make_context
 from cerebro.cluster.engine import check_gpus
-from cerebro.cluster.events import Events
 from cerebro.cluster.hub import AgentError, Hub, Node, describe_cause
 from cerebro.cluster.messages import JobResult, StateIn, Traffic
-from cerebro.cluster.states import HeldState, HeldStates
-from cerebro.cluster.supply import EVERYWHERE, Supply, fetch_shard
-from cerebro.cluster.transfers import Transfers, find_fatal_error
-from cerebro.cluster.workers import Call, Membership, RemoteWorker
+from cerebro.cluster.states import Blob, HeldState, HeldStates
+from cerebro.cluster.supply import EVERYWHERE, Supply, Transfers, fetch_shard, find_fatal_error
+from cerebro.cluster.workers import Call, Events, Membership, RemoteWorker
 from cerebro.data.derivation import ARRIVING, Order, ShardMakers
 from cerebro.errors import InputError, WorkerError, text_of
 from cerebro.executors.base import Wake

@@ -19,13 +19,17 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import cerebro._core as _core
-from cerebro.cluster.blobs import Fetcher, Ref, StateRefs
 from cerebro.cluster.engine import Engine
 from cerebro.cluster.keys import Keys, format_address, import_zmq
 from cerebro.cluster.messages import JobResult, StateIn, list_versions, read_machine_id
-from cerebro.cluster.shared_socket import SharedSocket
-from cerebro.cluster.states import HeldState
-from cerebro.cluster.wire import decode_message, encode_message, open_listener, start_authenticator
+from cerebro.cluster.states import Fetcher, HeldState, Ref, StateRefs
+from cerebro.cluster.wire import (
+    SharedSocket,
+    decode_message,
+    encode_message,
+    open_listener,
+    start_authenticator,
+)
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.machine.signals import defer_interrupts
 from cerebro.worker.messages import Job, Task

@@ -5,13 +5,31 @@ from __future__ import annotations
 import os
 import platform
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cerebro.executors.received import unpickle
 from cerebro.machine.environment import version
 from cerebro.worker.messages import Event
+
+
+class Sent:
+    """A pickle of `cloudpickle` that an agent passes on; unpickling this object opens it.
+
+    An agent supervises a worker process and never trains. Only the process imports the modules of
+    the user's ``build``, when it unpickles the message that contains the pickle.
+    """
+
+    def __init__(self, message: bytes) -> None:
+        self.message = message
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        return unpickle, (self.message,)
+
+    def __call__(self, *args: Any) -> Any:
+        raise TypeError("this is a placeholder for a function that only worker processes have")
 
 
 @dataclass(frozen=True)
@@ -65,7 +83,7 @@ class Begin:
 class StateIn:
     """The state that a unit begins with."""
 
-    ref: Any  # a reference to its bytes; see `cerebro.cluster.blobs.Blob`
+    ref: Any  # a reference to its bytes; see `cerebro.cluster.states.Blob`
     state_hash: str
     agent: str = ""  # the number of the agent that holds it; empty: the coordinator
     is_clone: bool = False

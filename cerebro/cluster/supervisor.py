@@ -24,12 +24,18 @@ from pathlib import Path
 from typing import Any
 
 import cerebro._core as _core
-from cerebro.cluster.blobs import Fetcher
 from cerebro.cluster.engine import find_own_gpu
-from cerebro.cluster.messages import Begin, DataAt, JobResult, NodeReport, StateIn, read_machine_id
-from cerebro.cluster.opaque_pickle import Sent
-from cerebro.cluster.shared_socket import LOAN_SECONDS, SharedSocket
-from cerebro.cluster.states import StateGone
+from cerebro.cluster.messages import (
+    Begin,
+    DataAt,
+    JobResult,
+    NodeReport,
+    Sent,
+    StateIn,
+    read_machine_id,
+)
+from cerebro.cluster.states import Fetcher, StateGone
+from cerebro.cluster.wire import LOAN_SECONDS, SharedSocket
 from cerebro.data import Dataset
 from cerebro.data.cache import Cache, cache_folder
 from cerebro.data.manifest import read_manifest, shard_folder

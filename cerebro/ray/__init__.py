@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cerebro.machine.imports import import_extra, import_lazily
 
 if TYPE_CHECKING:
-    from cerebro.cluster.engines.ray.executor import Executor
+    from cerebro.cluster.engines.ray import Executor
     from cerebro.integrations.ray_tune.fit import fit
     from cerebro.integrations.ray_tune.trainable import trainable
 
@@ -25,7 +25,7 @@ __all__ = ["Executor", "fit", "trainable"]
 _import_name = import_lazily(
     __name__,
     {
-        "Executor": "cerebro.cluster.engines.ray.executor",
+        "Executor": "cerebro.cluster.engines.ray",
         "fit": "cerebro.integrations.ray_tune.fit",
         "trainable": "cerebro.integrations.ray_tune.trainable",
     },

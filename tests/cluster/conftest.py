@@ -12,7 +12,7 @@ import pytest
 from clusters import running
 
 import cerebro
-from cerebro.cluster.placement import Pace
+from cerebro.cluster.workers import Pace
 
 INTEGRATION = Path(__file__).parent.parent / "integration"
 sys.path.insert(0, str(INTEGRATION))

@@ -17,7 +17,7 @@ from clusters import running, wait_until  # noqa: E402
 from test_cluster_faults import AtUnit, events  # noqa: E402
 
 import cerebro  # noqa: E402
-from cerebro.cluster.engines.ray import autoscaler  # noqa: E402
+from cerebro.cluster.engines import ray_nodes  # noqa: E402
 from cerebro.errors import InputError  # noqa: E402
 from cerebro.worker.messages import Task  # noqa: E402
 
@@ -100,7 +100,7 @@ def test_a_search_that_fits_on_the_cluster_requests_no_nodes(
     cluster, asked, data, tmp_path, recwarn
 ):
     seen = []
-    autoscaler.request_nodes([ONE] * 5)  # left by a search that was killed
+    ray_nodes.request_nodes([ONE] * 5)  # left by a search that was killed
     executor = cluster.executor(workers=1, autoscale=True)
     search(tmp_path / "run", data, executor, callbacks=[AtStart(lambda: seen.append(asked()))])
     assert seen == [[ONE] * 5]
@@ -139,7 +139,7 @@ def test_a_search_without_room_waits_for_the_first_node(
         cluster.add()
 
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
-    monkeypatch.setattr(autoscaler, "time", clock)
+    monkeypatch.setattr(ray_nodes, "time", clock)
     executor = cluster.executor(workers=2, autoscale=True)
     with pytest.warns(UserWarning, match="room for 0 of 2 workers .* waits for the first"):
         result = search(tmp_path / "run", data, executor)
@@ -149,7 +149,7 @@ def test_a_search_without_room_waits_for_the_first_node(
 
 
 def test_nodes_that_do_not_come_end_the_search(cluster, asked, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(autoscaler, "NODE_SECONDS", 0.0)
+    monkeypatch.setattr(ray_nodes, "NODE_SECONDS", 0.0)
     executor = cluster.executor(workers=2, resources={"fast": 1}, autoscale=True)
     with (
         pytest.warns(UserWarning, match="room for 0 of 2 workers with 1 CPU, 1 fast each"),

@@ -18,7 +18,7 @@ from clusters import living_actors  # noqa: E402
 
 import cerebro  # noqa: E402
 from cerebro.cluster import admission  # noqa: E402
-from cerebro.cluster.engines.ray import connection  # noqa: E402
+from cerebro.cluster.engines import ray_nodes  # noqa: E402
 from cerebro.errors import CorruptDataError, InputError  # noqa: E402
 from cerebro.machine import environment  # noqa: E402
 from cerebro.machine.installation import install_hint  # noqa: E402
@@ -63,7 +63,7 @@ def test_addresses_without_a_cluster_are_refused(data, tmp_path, address, match)
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", None])
 def test_an_address_of_another_service_is_refused(data, tmp_path, monkeypatch, answer):
-    monkeypatch.setattr(connection, "CONNECT_SECONDS", 2.0)
+    monkeypatch.setattr(ray_nodes, "CONNECT_SECONDS", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():

@@ -13,7 +13,7 @@ import gpus_by_name  # noqa: E402
 
 import cerebro  # noqa: E402
 from cerebro.cluster.admission import Admission  # noqa: E402
-from cerebro.cluster.engines.ray.executor import find_assigned_gpu  # noqa: E402
+from cerebro.cluster.engines.ray import find_assigned_gpu  # noqa: E402
 from cerebro.cluster.messages import NodeReport  # noqa: E402
 from cerebro.errors import InputError  # noqa: E402
 from cerebro.machine import (  # noqa: E402

@@ -17,9 +17,9 @@ import resumable  # noqa: E402
 
 import cerebro  # noqa: E402
 from benchmarks.cluster_soak.nodes import cached_bytes, held_bytes  # noqa: E402
-from cerebro.cluster.engines.ray.connection import connect  # noqa: E402
-from cerebro.cluster.placement import Pace  # noqa: E402
+from cerebro.cluster.engines.ray_nodes import connect  # noqa: E402
 from cerebro.cluster.supply import EVERYWHERE  # noqa: E402
+from cerebro.cluster.workers import Pace  # noqa: E402
 from cerebro.data.cache import Cache  # noqa: E402
 from cerebro.errors import InputError  # noqa: E402
 

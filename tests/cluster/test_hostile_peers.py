@@ -18,10 +18,13 @@ from dialing import Apart, AtUnit, same, search  # noqa: E402
 
 from cerebro.cluster import hub as module  # noqa: E402
 from cerebro.cluster import wire  # noqa: E402
-from cerebro.cluster.blobs import BlobServer, fetch  # noqa: E402
 from cerebro.cluster.keys import Keys  # noqa: E402
 from cerebro.cluster.messages import list_versions  # noqa: E402
-from cerebro.cluster.states import StateGone  # noqa: E402
+from cerebro.cluster.states import (  # noqa: E402
+    BlobServer,
+    StateGone,
+    fetch,
+)
 from cerebro.cluster.wire import (  # noqa: E402
     MAX_FRAME_BYTES,
     decode_message,

@@ -23,7 +23,7 @@ from ray.exceptions import RayActorError
 from cerebro.api.settings import devices_of
 from cerebro.api.workers import worker_count
 from cerebro.arguments import check_whole_number
-from cerebro.cluster.engines.ray.executor import Executor
+from cerebro.cluster.engines.ray import Executor
 from cerebro.data.validation import check_rows, make_validation
 from cerebro.errors import InputError, RunError
 from cerebro.executors.local import pickle_context

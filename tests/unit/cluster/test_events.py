@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from cerebro.cluster.events import Events, Mailbox
+from cerebro.cluster.workers import Events, Mailbox
 from cerebro.machine.wake_pipe import wait_for
 
 

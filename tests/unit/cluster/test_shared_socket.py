@@ -6,8 +6,13 @@ import time
 import pytest
 
 from cerebro.cluster.keys import Keys
-from cerebro.cluster.shared_socket import LOOK_SECONDS, SharedSocket
-from cerebro.cluster.wire import dial, open_listener, start_authenticator
+from cerebro.cluster.wire import (
+    LOOK_SECONDS,
+    SharedSocket,
+    dial,
+    open_listener,
+    start_authenticator,
+)
 
 zmq = pytest.importorskip("zmq")
 

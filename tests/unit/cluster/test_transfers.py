@@ -8,13 +8,10 @@ import pytest
 
 pytest.importorskip("zmq")
 
-from cerebro.cluster.events import Events
 from cerebro.cluster.executor import ClusterExecutor
 from cerebro.cluster.hub import AgentError
-from cerebro.cluster.placement import Placement
-from cerebro.cluster.supply import EVERYWHERE
-from cerebro.cluster.transfers import Transfers
-from cerebro.cluster.workers import Call
+from cerebro.cluster.supply import EVERYWHERE, Transfers
+from cerebro.cluster.workers import Call, Events, Placement
 from cerebro.errors import CorruptDataError
 from cerebro.worker.messages import ShardsPlaced
 

@@ -123,7 +123,7 @@ MISSING = [
     ("PIL", "images", "cerebro.images('pictures')"),
     ("ray", "ray", "cerebro.ray.trainable"),
     ("zmq", "cluster", "cerebro.cluster.keys.import_zmq()"),
-    ("ray", "ray", "cerebro.cluster.engines.ray.connection.import_ray()"),
+    ("ray", "ray", "cerebro.cluster.engines.ray_nodes.import_ray()"),
     ("ray", "ray", "cerebro.ray.fit(None, None, param_space={})"),
 ]
 
@@ -137,7 +137,7 @@ def test_the_error_for_a_missing_module_names_its_extra(
     code = (
         f"import sys; sys.modules[{module!r}] = None\n"
         "import cerebro, cerebro.cli.demo, cerebro.cluster.keys\n"
-        "import cerebro.cluster.engines.ray.connection\n"
+        "import cerebro.cluster.engines.ray_nodes\n"
         "import cerebro.report.plots, cerebro.integrations.optuna.terms\n"
         "import cerebro.searchers.quasi_random\n"
         f"try: {call}\n"

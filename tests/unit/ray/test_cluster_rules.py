@@ -20,22 +20,19 @@ import pytest
 
 import cerebro
 from cerebro.cluster.admission import find_differences
-from cerebro.cluster.blobs import Blob
-from cerebro.cluster.engines.ray import autoscaler, connection
-from cerebro.cluster.engines.ray.connection import (
+from cerebro.cluster.engines import ray_nodes
+from cerebro.cluster.engines.ray import RayAgent
+from cerebro.cluster.engines.ray_nodes import (
     ClusterNode,
     _explain_no_cluster,
     connect,
     spread_workers,
 )
-from cerebro.cluster.engines.ray.executor import RayAgent
-from cerebro.cluster.events import Mailbox
 from cerebro.cluster.hub import AgentError
-from cerebro.cluster.messages import Traffic
-from cerebro.cluster.opaque_pickle import Sent
-from cerebro.cluster.placement import Pace, Placement
-from cerebro.cluster.states import CARRIED_BYTES, HeldState, HeldStates
+from cerebro.cluster.messages import Sent, Traffic
+from cerebro.cluster.states import CARRIED_BYTES, Blob, HeldState, HeldStates
 from cerebro.cluster.supply import Supply
+from cerebro.cluster.workers import Mailbox, Pace, Placement
 from cerebro.data.cache import Cache
 from cerebro.data.placed import PlacedDataset, write_view
 from cerebro.data.shards import verify_shard
@@ -270,11 +267,11 @@ def test_localhost_is_replaced_by_rays_address_of_this_machine(monkeypatch):
 
     joined = SimpleNamespace(gcs_address="10.0.0.5:6379", get_node_id=lambda: "node")
     ray = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: joined)
-    monkeypatch.setattr(connection, "import_ray", lambda: ray)
-    monkeypatch.setattr(connection.socket, "getaddrinfo", found)
-    monkeypatch.setattr(connection.socket, "socket", Socket)
+    monkeypatch.setattr(ray_nodes, "import_ray", lambda: ray)
+    monkeypatch.setattr(ray_nodes.socket, "getaddrinfo", found)
+    monkeypatch.setattr(ray_nodes.socket, "socket", Socket)
     for host in ("localhost", "127.0.0.1", "[::1]", "head", "10.0.0.5"):
-        assert connect(f"{host}:6379", None) == connection.Connection(ray, "node", False)
+        assert connect(f"{host}:6379", None) == ray_nodes.Connection(ray, "node", False)
         with pytest.raises(InputError, match=r"belongs to the Ray cluster at 10\.0\.0\.5:6379"):
             connect(f"{host}:6380", None)
     for host in ("other", "10.0.0.6", "nowhere"):
@@ -299,12 +296,12 @@ def test_an_actor_that_outlives_the_connection_starts_no_new_cluster():
 
 def test_the_autoscaler_is_asked_for_all_workers_and_only_if_some_are_missing(monkeypatch):
     asked, joined = [], [node("a", 0.0), node("b", 2.0), node("c", 4.0)]
-    monkeypatch.setattr(autoscaler, "request_nodes", asked.append)
-    monkeypatch.setattr(autoscaler, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(ray_nodes, "request_nodes", asked.append)
+    monkeypatch.setattr(ray_nodes, "STEP_SECONDS", 0.0)
     one = {"CPU": 1.0}
 
     def find_room(nodes, workers):
-        return autoscaler.Demand(one, workers).find_room(lambda: nodes)
+        return ray_nodes.Demand(one, workers).find_room(lambda: nodes)
 
     assert find_room(joined, 6) == (joined, 6)
     assert find_room(joined, 2) == (joined, 2)
@@ -314,7 +311,7 @@ def test_the_autoscaler_is_asked_for_all_workers_and_only_if_some_are_missing(mo
     assert asked == [[one] * 7]
     seen = iter([[], joined[:1], joined[:2]])  # nodes join one by one
     with pytest.warns(UserWarning, match="room for 0 of 3 workers .* waits for the first"):
-        assert autoscaler.Demand(one, 3).find_room(lambda: next(seen)) == (joined[:2], 2)
+        assert ray_nodes.Demand(one, 3).find_room(lambda: next(seen)) == (joined[:2], 2)
     assert asked[1:] == [[one] * 3]
 
 
@@ -747,9 +744,9 @@ class Judge:
         self.fits = True
         self.requests = []
         monkeypatch.setattr(
-            autoscaler, "request_nodes", lambda bundles: self.requests.append(bundles)
+            ray_nodes, "request_nodes", lambda bundles: self.requests.append(bundles)
         )
-        monkeypatch.setattr(autoscaler, "_read_versions", self.versions)
+        monkeypatch.setattr(ray_nodes, "_read_versions", self.versions)
 
     def versions(self):
         self.version += 1
@@ -762,7 +759,7 @@ class Judge:
 
 
 def demanded(judge, workers, room):
-    demand = autoscaler.Demand({"CPU": 2.0}, workers)
+    demand = ray_nodes.Demand({"CPU": 2.0}, workers)
     demand.adjust_request()  # before the request: nothing to judge
     demand.make_request(room)
     for _ in range(100):
@@ -793,4 +790,4 @@ def test_a_request_that_cannot_be_fulfilled_stays_visible(monkeypatch):
 def test_a_cluster_that_reports_no_versions_is_not_an_error(monkeypatch):
     internal_kv = pytest.importorskip("ray.experimental.internal_kv")
     monkeypatch.setattr(internal_kv, "internal_kv_get_gcs_client", lambda: None)
-    assert autoscaler._read_versions() == (0, 0, True)
+    assert ray_nodes._read_versions() == (0, 0, True)

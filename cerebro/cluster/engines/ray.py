@@ -18,14 +18,15 @@ from typing import Any
 
 from cerebro.cluster.agent import UNHEARD, Agent
 from cerebro.cluster.engine import PATIENCE_SECONDS, Engine, get_gpu
-from cerebro.cluster.engines.ray import autoscaler
-from cerebro.cluster.engines.ray.connection import (
+from cerebro.cluster.engines.ray_nodes import (
     ClusterNode,
     Connection,
+    Demand,
     alive_nodes,
     connect,
     explain_failure,
     format_needs,
+    request_nodes,
     spread_workers,
 )
 from cerebro.cluster.executor import ClusterExecutor
@@ -155,7 +156,7 @@ class RayCluster(Hub):
         self._connection = connection
         self._needs = dict(needs)
         self._autoscale = autoscale and not connection.is_ours  # ours has no autoscaler
-        self._demand: autoscaler.Demand | None = None
+        self._demand: Demand | None = None
         self.late_advice = (
             f"is its {format_needs(needs)} in use by others? Ask for fewer workers=, or free some"
         )
@@ -170,7 +171,7 @@ class RayCluster(Hub):
 
     def choose_nodes(self, workers: int | None) -> Sequence[Node]:
         if self._autoscale and workers is not None:
-            self._demand = autoscaler.Demand(self._needs, workers)
+            self._demand = Demand(self._needs, workers)
             nodes, workers = self._demand.find_room(self._list_reachable)
         else:
             nodes = self._list_reachable()
@@ -218,7 +219,7 @@ class RayCluster(Hub):
         if self._autoscale:
             # Also a request of a coordinator that was killed, whose run this search may resume.
             with contextlib.suppress(Exception):
-                autoscaler.request_nodes([])
+                request_nodes([])
         super().close()
         self._connection.close()
 
