@@ -17,15 +17,13 @@ from tune_models import build, build_or_fail, line_data
 import cerebro
 from cerebro.errors import InputError, RunError
 from cerebro.integrations.ray_tune import engine as engine_module
-from cerebro.integrations.ray_tune import session as session_module
-from cerebro.integrations.ray_tune.engine import Spec
+from cerebro.integrations.ray_tune.engine import Session, Spec, Work
 from cerebro.integrations.ray_tune.requests import (
     Checkpoint,
     EpochRequest,
     RequestedTrials,
     TrainedEpoch,
 )
-from cerebro.integrations.ray_tune.session import Session, Work
 from cerebro.machine.wake_pipe import WakePipe
 
 SECONDS = 120
@@ -301,7 +299,7 @@ def test_an_engine_waits_for_the_previous_owner_of_the_run_to_end(
         wanted = engine.want("a", 0.1, 2, trial=0)
         with pytest.raises(futures.TimeoutError):
             wanted.result(1)
-        monkeypatch.setattr(session_module, "OWNER_SECONDS", 0.0)
+        monkeypatch.setattr(engine_module, "OWNER_SECONDS", 0.0)
         late = Engine(folder, data)
         with pytest.raises(RunError, match="is being trained by process"):
             late.get("a", 0.1, 2, trial=0)

@@ -27,8 +27,7 @@ from cerebro.cluster.engines.ray import Executor
 from cerebro.data.validation import check_rows, make_validation
 from cerebro.errors import InputError, RunError
 from cerebro.executors.local import pickle_context
-from cerebro.integrations.ray_tune.engine import PROXY_BYTES, Spec, get_engine
-from cerebro.integrations.ray_tune.session import Work
+from cerebro.integrations.ray_tune.engine import PROXY_BYTES, Spec, Work, get_engine
 from cerebro.machine.devices import CPU, are_gpus, name_devices
 from cerebro.machine.environment import THREAD_VARIABLES, VARIABLES, read_variables
 from cerebro.machine.files import path_of
