@@ -96,9 +96,6 @@ class ClusterExecutor(ABC):
         self._hub: Hub | None = None
         self._is_refused = False
         self.traffic = Traffic()
-        self._reset()
-
-    def _reset(self) -> None:
         self._members = Membership()
         self._states = HeldStates()
 
@@ -124,7 +121,6 @@ class ClusterExecutor(ABC):
         if self._hub is not None:
             self._is_refused = True
             raise InputError("this executor runs a different search: make one for each")
-        self._reset()
         self.traffic = Traffic()
         self._context = context
         run = describe_run(context, self._gpu_share)
@@ -258,7 +254,7 @@ class ClusterExecutor(ABC):
         self._hub = None
         self._events.mailbox.close()
         self._admission.supply.close()
-        self._reset()
+        self._members, self._states = Membership(), HeldStates()
 
     def nodes(self) -> dict[int, str]:
         """Return the id of each worker's node."""

@@ -36,14 +36,14 @@ class StateGone(Exception):
     """A state is lost."""
 
 
+@dataclass(eq=False)
 class Blob:
     """Where a state is; small ones are carried along."""
 
-    def __init__(self, address: str, number: int, packed: bytes | None = None) -> None:
-        self.address = address
-        """``host:port`` of the agent that has it; without a host: the coordinator's."""
-        self.number = number
-        self.packed = packed  # the state, if it is small or its agent has left
+    address: str
+    """``host:port`` of the agent that has it; without a host: the coordinator's."""
+    number: int
+    packed: bytes | None = None  # the state, if it is small or its agent has left
 
 
 class Ref(Blob):

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor as Threads
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -95,27 +95,25 @@ class Supply:
     def list_data_paths(self, node: Node) -> list[tuple[list[str], str]]:
         """Return each dataset's possible paths on a node, and its checksum, or raise InputError."""
         _ = self._urls  # here, in the thread that starts the run
-        return [
-            (self._paths(node, data), data.shards.manifest.checksum) for data in self._datasets()
-        ]
+        return [(self._paths(node, data), _checksum(data)) for data in self._datasets]
 
     @cached_property
     def _urls(self) -> dict[str, str]:
         """The URLs of the datasets in object storage, by checksum."""
         urls = {}
-        for data in self._datasets():
+        for data in self._datasets:
             url = data.url
             if url is None and isinstance(self._shared, str):
                 url = find_dataset_url(self._shared, data)
             if url is not None:
-                urls[data.shards.manifest.checksum] = url
+                urls[_checksum(data)] = url
         return urls
 
     def check_reads(self, report: NodeReport) -> None:
         """Raise InputError if a node does not see the shared data."""
         if not isinstance(self._shared, Path):
             return
-        for data, path in zip(self._datasets(), report.at, strict=True):
+        for data, path in zip(self._datasets, report.at, strict=True):
             if path is None:
                 raise InputError(
                     f"node {report.name} does not find the dataset {data.path.name} at "
@@ -123,9 +121,10 @@ class Supply:
                     "or leave out shared_path= to have the data copied"
                 )
 
+    @property
     def _datasets(self) -> list[Dataset]:
-        context = self._context
-        return [context.train, *([] if context.validation is None else [context.validation])]
+        pair = self._context.train, self._context.validation
+        return [data for data in pair if data is not None]
 
     def _paths(self, node: Node, data: Dataset) -> list[str]:
         paths: list[str | Path] = []
@@ -162,7 +161,7 @@ class Supply:
         if not self.derives:
             copies = max(copies, -(-places // len(self._lots)))
         source = self._everywhere
-        if source is not None and source.checksum == self._train.checksum:
+        if source is not None and _checksum(source) == _checksum(self._context.train):
             copies = places
         assigned = placement.assign_lots(copies, cached)
         jobs = [
@@ -192,7 +191,7 @@ class Supply:
     def send_common_data(self, remote: RemoteWorker) -> list[int]:
         """Send a node the manifests and the data that all nodes get; return its lots."""
         self._send_everywhere(remote)
-        begun = set(begin_data(remote.agent, self._train))
+        begun = set(begin_data(remote.agent, self._context.train))
         with self._lock:
             self._have.setdefault(remote.place, set()).update(begun)
         return [EVERYWHERE, *(n for n, lot in enumerate(self._lots) if begun.issuperset(lot))]
@@ -208,47 +207,44 @@ class Supply:
             have = self._have.setdefault(remote.place, set())
             shards = {shard for lot in lots if lot != EVERYWHERE for shard in self._lots[lot]}
             missing = sorted(shards - have)
-        sent = self._transfer_shards(remote, self._train, missing)
+        sent = self._transfer_shards(remote, self._context.train, missing)
         with self._lock:
             have.update(missing)
         self._count_traffic(remote.place, missing, sent)
 
-    def _transfer_shards(
-        self, remote: RemoteWorker, source: LocalData, shards: Sequence[int]
-    ) -> int:
+    def _transfer_shards(self, remote: RemoteWorker, data: Dataset, shards: Sequence[int]) -> int:
         """Send shards to a node, or have it copy them; return the number of bytes sent."""
-        url = self._urls.get(source.checksum)
+        url = self._urls.get(_checksum(data))
         if url is None:
-            return send_shards(remote.agent, source, shards)
+            return send_shards(remote.agent, data, shards)
         if shards:
             with self._lock:
                 turn = self._pulling.setdefault(remote.place, threading.Lock())
             with turn:  # a node answers only two calls at a time, and pings must get through
-                remote.agent.control("pull", url, source.checksum, list(shards)).result()
+                remote.agent.control("pull", url, _checksum(data), list(shards)).result()
         return 0
 
     def set_data_paths(self, remote: RemoteWorker) -> None:
         """Complete a worker's description of the run: where the data are that its node was sent."""
         if remote.reads_all:
             return
-        sources = [self._train]
+        sources = [self._context.train]
         if self._context.validation is not None and self._everywhere is not None:
             sources.append(self._everywhere)
-        checksums = [source.checksum for source in sources]
-        folders = remote.agent.call("data_folders", checksums).result()
+        folders = remote.agent.call("data_folders", [*map(_checksum, sources)]).result()
         at = [
-            DataAt({**source.data.spec(), "path": folder}, True)
+            DataAt({**source.spec(), "path": folder}, True)
             for source, folder in zip(sources, folders, strict=True)
         ]
         remote.begin = replace(remote.begin, train=at[0], validation=at[1] if len(at) > 1 else None)
 
     def resend_damaged(self, remote: RemoteWorker, lot: int) -> None:
         """Delete the damaged shards of a lot on a node and send them again; called in a thread."""
-        source = self._train if lot != EVERYWHERE else self._everywhere
+        source = self._context.train if lot != EVERYWHERE else self._everywhere
         assert source is not None
-        shards = [*self._lots[lot]] if lot != EVERYWHERE else [*source.shards]
-        remote.agent.control("forget_damaged", source.checksum, shards).result()
-        have = begin_data(remote.agent, self._train)
+        shards = [*self._lots[lot]] if lot != EVERYWHERE else [*range(source.num_shards)]
+        remote.agent.control("forget_damaged", _checksum(source), shards).result()
+        have = begin_data(remote.agent, self._context.train)
         with self._lock:
             self._have[remote.place] = set(have)
         self.send(remote, [lot])
@@ -263,32 +259,26 @@ class Supply:
     # --- inside ----------------------------------------------------------------
 
     @property
-    def _train(self) -> LocalData:
-        return LocalData(self._context.train)
-
-    @property
-    def _everywhere(self) -> LocalData | None:
+    def _everywhere(self) -> Dataset | None:
         """The dataset that is sent to every node; None if the run has no validation data."""
         view = self._context.validation
         if self._context.folds is not None:
-            return self._train
-        if view is None:
-            return None
-        if view.view.is_whole or view.url is not None:
-            return LocalData(view)
+            return self._context.train
+        if view is None or view.view.is_whole or view.url is not None:
+            return view
         with self._lock:
             if self._written is None:
                 # In scratch, where the next coordinator removes the files of a killed one.
                 self._cache = Cache(cache_folder())
                 folder = Path(tempfile.mkdtemp(prefix="view-", dir=self._cache.scratch()))
                 self._written = write_view(view, folder)
-        return LocalData(self._written)
+        return self._written
 
     def _send_everywhere(self, remote: RemoteWorker) -> None:
         source = self._everywhere
         if source is not None:
             have = begin_data(remote.agent, source)
-            missing = [shard for shard in source.shards if shard not in have]
+            missing = [shard for shard in range(source.num_shards) if shard not in have]
             sent = self._transfer_shards(remote, source, missing)
             self._count_traffic(remote.place, [EVERYWHERE] if missing else [], sent)
 
@@ -324,26 +314,16 @@ class Supply:
             ) from error
 
 
-@dataclass(frozen=True)
-class LocalData:
-    """A dataset on the coordinator's disk, possibly the rows of a view."""
-
-    data: Dataset
-
-    @property
-    def checksum(self) -> str:
-        return self.data.shards.manifest.checksum
-
-    @property
-    def shards(self) -> range:
-        return range(self.data.num_shards)
+def _checksum(data: Dataset) -> str:
+    """Return the checksum of a dataset's files, which all of its views share."""
+    return data.shards.manifest.checksum
 
 
 def find_dataset_url(shared: str, data: Dataset) -> str:
     """Return the URL of a dataset that is at `shared` or in it; raise InputError if it is not."""
     for url in (shared.rstrip("/"), f"{shared.rstrip('/')}/{data.path.name}"):
         manifest = read_manifest_at(Objects(url))[1]
-        if manifest is not None and manifest.checksum == data.shards.manifest.checksum:
+        if manifest is not None and manifest.checksum == _checksum(data):
             return url
     raise InputError(
         f"the dataset {data.path.name} is not at shared_path={shared!r}: upload it, or leave out "
@@ -351,36 +331,33 @@ def find_dataset_url(shared: str, data: Dataset) -> str:
     )
 
 
-def begin_data(agent: RemoteAgent, source: LocalData) -> list[int]:
+def begin_data(agent: RemoteAgent, data: Dataset) -> list[int]:
     """Send a dataset's manifest to a node; return the shards that it has already."""
-    manifest = read_bytes(source.data.path / FILE_NAME)
+    manifest = read_bytes(data.path / FILE_NAME)
     return list(agent.control("begin_data", manifest).result(BEGIN_SECONDS))
 
 
-def send_shards(agent: RemoteAgent, source: LocalData, shards: Iterable[int]) -> int:
+def send_shards(agent: RemoteAgent, data: Dataset, shards: Iterable[int]) -> int:
     """Send shards to a node, which checks them; return the number of bytes.
 
     Raises CorruptDataError or OSError because of a file here, and AgentError if the node is gone.
     """
-    sent = 0
+    checksum, sent = _checksum(data), 0
     for shard in shards:
-        source.data.shards.check_sizes(shard)
+        data.shards.check_sizes(shard)
         waiting: list[Future[Any]] = []
-        for name in source.data.shards.manifest.shards[shard].files:
-            path = source.data.path / shard_folder(shard) / name
-            with path.open("rb") as file:
+        for name in data.shards.manifest.shards[shard].files:
+            with (data.path / shard_folder(shard) / name).open("rb") as file:
                 offset = 0
                 while piece := file.read(PIECE_BYTES):
-                    waiting.append(
-                        agent.control("receive", source.checksum, shard, name, offset, piece)
-                    )
+                    waiting.append(agent.control("receive", checksum, shard, name, offset, piece))
                     offset += len(piece)
                     if len(waiting) == WINDOW:
                         waiting.pop(0).result()
                 sent += offset
         for piece_sent in waiting:
             piece_sent.result()
-        agent.control("finish", source.checksum, shard).result()
+        agent.control("finish", checksum, shard).result()
     return sent
 
 

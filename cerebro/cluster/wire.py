@@ -260,9 +260,8 @@ class SharedSocket:
 
     def _receive_next(self) -> list[Any] | None:
         with self._using:
-            if self._is_closed:
-                return None
-            if not self._has_message(self._socket):  # an exception would cost more
+            # Asked for, because an exception would cost more.
+            if self._is_closed or not self._has_message(self._socket):
                 return None
             frames = [self._socket.recv(self._now, copy=False)]
             while frames[-1].more:
