@@ -110,7 +110,6 @@ class Admission:
                 self.supply.supply_new_node(remotes[0])
             for remote in remotes:
                 self.supply.set_data_paths(remote)
-            for remote in remotes:
                 remote.agent.call("begin", remote.begin)
             return remotes, notes
         except BaseException:
@@ -128,13 +127,15 @@ class Admission:
     def _make_worker(
         self, node: Node, agent: RemoteAgent, report: NodeReport, others: Sequence[NodeReport]
     ) -> RemoteWorker:
-        reads_all = all(path is not None for path in report.at)
+        reads_all = None not in report.at
         train, validation = self._run.train, self._run.validation
-        if validation is not None:
-            validation = DataAt({**validation.spec, "path": report.at[1] or ""}, False)
+        if reads_all:  # else `Supply.set_data_paths` gives the paths
+            train = DataAt({**train.spec, "path": report.at[0]}, False)
+            if validation is not None:
+                validation = DataAt({**validation.spec, "path": report.at[1]}, False)
         begin = replace(
             self._run,
-            train=DataAt({**train.spec, "path": report.at[0] or ""}, not reads_all),
+            train=train,
             validation=validation,
             shares_run=self.shares_run,
             workers_here=sum(
@@ -212,23 +213,19 @@ class Admission:
                     )
             return []
         kinds = sorted({report.gpu for report in reports})
-        if len(kinds) < 2:
-            return []
         text = (
             f"the GPUs are of different kinds ({', '.join(kinds)}): a trial's states depend on "
             "which of them train it"
         )
-        return [Note("node differs", text)]
+        return [Note("node differs", text)] if len(kinds) > 1 else []
 
 
 def _normalize_environment(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an environment with the variable that workers on GPUs get if their node has none.
-
-    Computing on a GPU here, as for `cerebro.torch.features`, sets the variable in this process;
-    Ray's actors start without it. The hash seed is left out: workers on all nodes get the run's.
-    """
+    """Return an environment with the variable that workers on GPUs get if their node has none."""
+    # Computing on a GPU here, as for `cerebro.torch.features`, sets the variable in this process;
+    # Ray's actors start without it.
     variables = {CUBLAS_VARIABLE: CUBLAS_WORKSPACE, **about["variables"]}
-    variables.pop(environment.HASH_SEED, None)
+    variables.pop(environment.HASH_SEED, None)  # workers on all nodes get the run's
     return {**about, "variables": variables}
 
 
@@ -268,9 +265,7 @@ def _find_existing_parent(folder: Path) -> Path:
 
 
 COMPUTE = ("numpy", "torch", "jax", "jaxlib", "scikit-learn", "scipy", "mkl", "cloudpickle")
-
 REFUSED = ("cerebro", "python", "system", "cpu.features", "blas", "variables.")
-
 NOTED = ("cpu.model", "libc", "gpu")
 
 

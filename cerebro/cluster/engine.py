@@ -124,8 +124,7 @@ def run_agent(text: str, gpu: str | None = None) -> None:
 
 def collect_variables() -> dict[str, str | None]:
     """Return the variables of this process that agents must share; None: it has none."""
-    here = environment.read_variables()
-    return {name: here.get(name) for name in environment.VARIABLES}
+    return dict.fromkeys(environment.VARIABLES) | environment.read_variables()
 
 
 # --- GPUs of agents -------------------------------------------------------------

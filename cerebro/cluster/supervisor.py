@@ -77,10 +77,7 @@ class LateCall(Exception):
 
 
 class AgentProcess:
-    """The worker process of an agent, and the unit that is queued at it.
-
-    The thread that waits for the process also handles the messages of the agent's `socket`.
-    """
+    """The worker process of an agent, and the unit that is queued at it."""
 
     def __init__(self, socket: SharedSocket) -> None:
         self.is_leaving = False  # whether no more units are passed on
@@ -123,10 +120,7 @@ class AgentProcess:
                 self._local.cancel(self._number)
 
     def offer(self, task: Job) -> None:
-        """Queue a unit if the process runs the unit before; `run` then awaits the answer.
-
-        May be called by another thread than `run`.
-        """
+        """Queue a unit, in any thread, if the process runs the one before; `run` then awaits it."""
         if isinstance(task, Task) and task.after is not None:
             self._offered = task
             if threading.get_ident() != self._runner:
@@ -162,11 +156,9 @@ class AgentProcess:
 
     def _pass_on(self, local: LocalExecutor, running: Job) -> None:
         offered = self._offered
-        if not isinstance(running, Task) or offered is None:
+        if offered is None or self._passed is not None or self.is_leaving:
             return
-        if self._passed is not None or self.is_leaving:
-            return
-        if offered.may_follow(running.identity):
+        if isinstance(running, Task) and offered.may_follow(running.identity):
             self._passed = offered
             local.queue(self._number, offered)
 
@@ -183,14 +175,11 @@ class AgentProcess:
 
 
 class TrialFiles:
-    """What trials leave in a folder of the agent: slots with their states, and output.
-
-    `log_dir` has the files with output that is to be sent; None: it is written into the run.
-    """
+    """What trials leave in a folder of the agent: slots with their states, and output."""
 
     def __init__(self, state_dir: Path, log_dir: Path | None) -> None:
         self.state_dir = state_dir
-        self._log_dir = log_dir
+        self._log_dir = log_dir  # of output that is to be sent; None: it is written into the run
         self._log_bytes: dict[int, int] = {}  # by trial: the output in its file that was taken
         self._made: dict[int, int] = {}  # positions of the states in the slots here
         self._slots: dict[int, _core.Slots] = {}
@@ -364,12 +353,12 @@ class Supervisor:
         folder = self._the_cache.scratch()
         settings = dict(begin.settings)
         threads = int(settings["exactness"].threads)
-        own = {"slots": "slots"}
+        own = {"slots": folder / "slots"}
         if not begin.shares_run:
-            own |= {"states": "epochs", "logs": "trials"}
-        for sub in own.values():
-            (folder / sub).mkdir(exist_ok=True)
-        places = {name: str(folder / sub) for name, sub in own.items()}
+            own |= {"states": folder / "epochs", "logs": folder / "trials"}
+        for place in own.values():
+            place.mkdir(exist_ok=True)
+        places = {name: str(place) for name, place in own.items()}
         settings["folders"] = replace(settings["folders"], **places)
         settings["share"] = WorkerShare(
             loader_threads=int(resources.usable_cores() > begin.workers_here * threads),
@@ -383,8 +372,7 @@ class Supervisor:
             folds=None if begin.folds is None else Folds.from_json(train, begin.folds),
             **settings,
         )
-        log_dir = None if begin.shares_run else Path(context.folders.logs)
-        self._files = TrialFiles(Path(context.folders.slots), log_dir)
+        self._files = TrialFiles(own["slots"], own.get("logs"))
         gpu = None
         if is_gpu(context.device):
             gpu = self._find_gpu()

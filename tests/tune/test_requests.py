@@ -196,7 +196,7 @@ def test_a_stop_command_ends_an_idle_engine(data: cerebro.Dataset, tmp_path: Pat
     cerebro.control.pause(tmp_path / "run")
     cerebro.control.go_on(tmp_path / "run")
     cerebro.control.stop(tmp_path / "run")
-    engine.session.join(SECONDS)
+    engine.session._thread.join(SECONDS)
     assert not engine.session.is_open
     assert cerebro.open(tmp_path / "run").status == "stopped"
     engine = Engine(tmp_path / "run", data)

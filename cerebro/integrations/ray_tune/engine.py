@@ -101,10 +101,9 @@ class Session:
         self._work = work
         self._folder = folder
         self._requested = RequestedTrials(work.epochs, WIDTH)
+        self.ask, self.shelve = self._requested.ask, self._requested.shelve
         self._result: Any = None
         self._thread = threading.Thread(target=self._search, name="search", daemon=True)
-        self.ask = self._requested.ask
-        self.shelve = self._requested.shelve
         self._thread.start()
 
     @property
@@ -114,10 +113,7 @@ class Session:
     def close(self) -> None:
         """End the run so that it can be resumed."""
         self._requested.close("the engine was closed")
-        self.join(CLOSE_SECONDS)
-
-    def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
+        self._thread.join(CLOSE_SECONDS)
 
     def read_epoch(self, number: int, epoch: int) -> TrainedEpoch:
         record = self._read_record(number, epoch)
@@ -299,7 +295,17 @@ class Engine:
         """
         self._proxies[proxy] = Path(folder)  # it may have registered before the engine restarted
         try:
-            return await self._train(Path(folder), call)
+            session = self._open_session(Path(folder))
+            begin = Checkpoint(**call["begin"]) if call["begin"] is not None else None
+            if begin is not None:
+                await asyncio.to_thread(session.check, begin)
+            request = EpochRequest(**{**call, "begin": begin})
+            answer = await asyncio.wrap_future(session.ask(request))
+            if isinstance(answer, TrainedEpoch):
+                await asyncio.to_thread(session.flush)  # so that Tune knows only stored epochs
+            else:
+                answer = await asyncio.to_thread(session.read_epoch, answer, request.target - 1)
+            return {**vars(answer.point), "metrics": answer.metrics}
         except CerebroError as error:
             return {"error": text_of(error, 2000)}
 
@@ -319,19 +325,6 @@ class Engine:
         self._ending = None
         if not self._proxies:
             ray.kill(ray.get_runtime_context().current_actor)
-
-    async def _train(self, folder: Path, call: dict[str, Any]) -> dict[str, Any]:
-        session = self._open_session(folder)
-        begin = Checkpoint(**call["begin"]) if call["begin"] is not None else None
-        if begin is not None:
-            await asyncio.to_thread(session.check, begin)
-        request = EpochRequest(**{**call, "begin": begin})
-        answer = await asyncio.wrap_future(session.ask(request))
-        if isinstance(answer, TrainedEpoch):
-            await asyncio.to_thread(session.flush)  # so that Tune knows only stored epochs
-        else:
-            answer = await asyncio.to_thread(session.read_epoch, answer, request.target - 1)
-        return {**vars(answer.point), "metrics": answer.metrics}
 
     def _open_session(self, folder: Path) -> Session:
         session = self._sessions.get(folder)

@@ -89,8 +89,11 @@ class TuneSearcher(Searcher):
         self, param_space: Mapping[str, Any], algorithm: Any, scheduler: Any, num_samples: int
     ) -> None:
         from ray.tune.schedulers import FIFOScheduler, HyperBandScheduler
+        from ray.tune.search import BasicVariantGenerator
 
-        self._source = make_source(param_space, algorithm, num_samples)
+        kind = Variants if type(algorithm) is BasicVariantGenerator else Source
+        samples = math.inf if num_samples == -1 else num_samples
+        self._source = kind(dict(param_space), algorithm, samples)
         # If neither object is adaptive, trials do not wait for each other.
         self.adaptive = self._source.adaptive or type(scheduler) is not FIFOScheduler
         self._scheduler = copy.deepcopy(scheduler)  # the caller's may begin another search
@@ -369,37 +372,23 @@ def format_call(name: str, arguments: Mapping[str, Any]) -> str:
 # --- the configurations of search algorithms ---------------------------------------
 
 
-def make_source(param_space: Mapping[str, Any], algorithm: Any, num_samples: int) -> Source:
-    """Return the configurations of a `Searcher` or a `BasicVariantGenerator`."""
-    from ray.tune.search import BasicVariantGenerator
-
-    kind = Variants if type(algorithm) is BasicVariantGenerator else Source
-    return kind(dict(param_space), algorithm, math.inf if num_samples == -1 else num_samples)
-
-
 class Source:
     """The configurations that a `Searcher` suggests, at most `samples`; it learns from results."""
 
     adaptive = True
+    total: int | None = None
+    """The number of configurations, if it is known."""
 
     def __init__(self, mapping: dict[str, Any], algorithm: Any, samples: float) -> None:
         self.samples = samples
-        self.exhausted = False
         self.name = type(algorithm).__name__
         self._mapping = mapping
         self._algorithm = algorithm
-        self._made = 0
-        self._limit = math.inf
 
     def set_up(self, metric: str, mode: str, points: Sequence[Any], limit: float) -> None:
         """Begin anew; make at most `limit` configurations, whatever the number of samples."""
         self.exhausted, self._made, self._limit = False, 0, limit
         self._begin(metric, mode, points)
-
-    @property
-    def total(self) -> int | None:
-        """The number of configurations, if it is known."""
-        return None if self.samples == math.inf else int(min(self.samples, self._limit))
 
     def make_config(self) -> tuple[str, dict[str, Any]] | None:
         """Return the next trial's name and configuration; None if no trial is due now."""
@@ -427,6 +416,8 @@ class Source:
                 "points are not for a search algorithm of Ray Tune: give it points_to_evaluate "
                 "instead"
             )
+        if self.samples != math.inf:
+            self.total = int(min(self.samples, self._limit))
         unset = find_unset("searcher", self._algorithm, "", metric, mode)
         is_set = self._algorithm.set_search_properties(*unset, self._mapping)
         if not is_set and _has_unresolved_values(self._mapping):
@@ -455,10 +446,6 @@ class Variants(Source):
     """The samples of a `BasicVariantGenerator`, each with all combinations of grids."""
 
     adaptive = False
-
-    @property
-    def total(self) -> None:
-        return None
 
     def report(self, trial_id: str, result: dict[str, Any]) -> None:
         pass

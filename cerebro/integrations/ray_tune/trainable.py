@@ -23,13 +23,14 @@ from ray.exceptions import RayActorError
 from cerebro.api.settings import devices_of
 from cerebro.api.workers import worker_count
 from cerebro.arguments import check_whole_number
+from cerebro.cluster.engine import collect_variables
 from cerebro.cluster.engines.ray import Executor
 from cerebro.data.validation import check_rows, make_validation
 from cerebro.errors import InputError, RunError
 from cerebro.executors.local import pickle_context
 from cerebro.integrations.ray_tune.engine import PROXY_BYTES, Spec, Work, get_engine
 from cerebro.machine.devices import CPU, are_gpus, name_devices
-from cerebro.machine.environment import THREAD_VARIABLES, VARIABLES, read_variables
+from cerebro.machine.environment import THREAD_VARIABLES
 from cerebro.machine.files import path_of
 from cerebro.machine.libraries import present_settings
 from cerebro.machine.resources import usable_cores
@@ -146,9 +147,8 @@ def trainable(
         devices_of(devices, workers_per_device, executor)
         options["devices"], count = devices, 1
     work = Work(build, train, held_out, count, threads, epochs, options, executor, gpus)
-    name = f"cerebro-{uuid.uuid4().hex}"
     spec = Spec(
-        name=name,
+        name=f"cerebro-{uuid.uuid4().hex}",
         work=pickle_context(work),
         cpus=count * threads if executor is None else 0,
         epochs=epochs,
@@ -156,9 +156,7 @@ def trainable(
         cwd=str(Path.cwd()),
         path=tuple(sys.path),
         argv=tuple(sys.argv),
-        variables=dict.fromkeys(VARIABLES)
-        | {name: os.environ.get(name) for name in THREAD_VARIABLES}
-        | read_variables(),
+        variables={name: os.environ.get(name) for name in THREAD_VARIABLES} | collect_variables(),
         gpus=gpus,
         libraries=present_settings(),
     )
@@ -207,8 +205,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         super().__init_subclass__(**arguments)
         # A subclass made by `tune.with_resources` requests other resources: also start the engine
         # there.
-        method = cls.__dict__.get("default_resource_request")
-        if method is None:
+        if (method := cls.__dict__.get("default_resource_request")) is None:
             return
 
         def request(cls: type[Proxy], config: dict[str, Any]) -> Any:
