@@ -68,17 +68,13 @@ class Answers:
 
         A small state is sent with it. Another one stays here, and is served to other agents.
         """
-        error, value, carried, held = done.exception(), None, None, None
+        error, value, packed, carried = done.exception(), None, None, None
         if error is None:
-            value = done.result()
-            if has_state:
-                value, packed = value
-                if packed is not None and memoryview(packed).nbytes <= CARRIED_BYTES:
-                    carried = bytes(packed)
-                else:
-                    held = packed
-        if error is not None and not isinstance(error, Exception):
+            value, packed = done.result() if has_state else (done.result(), None)
+        elif not isinstance(error, Exception):
             error = RuntimeError(text_of(error))
+        if packed is not None and memoryview(packed).nbytes <= CARRIED_BYTES:
+            carried, packed = bytes(packed), None
         try:
             frames = encode_answer((number, value, error, carried))
         except Exception as cause:  # an exception that cannot be pickled
@@ -86,8 +82,8 @@ class Answers:
         with self._lock:
             if self._has_handed_over:
                 return
-            if held is not None:
-                self.states.blobs[number] = held
+            if packed is not None:
+                self.states.blobs[number] = packed
             self._socket.send([b"answer", *frames])
 
     def hand_over(self) -> None:
@@ -151,10 +147,7 @@ class Agent:
         self._socket.give_back()
 
     def run(self, *, returns: bool = False) -> int:
-        """Serve the coordinator; `returns`: an agent of this process was cut off before.
-
-        It then ends if the coordinator's port is closed.
-        """
+        """Serve the coordinator; `returns`: after a cut, so that a closed port ends it."""
         hello = {
             "versions": list_versions(),
             "id": self._id,

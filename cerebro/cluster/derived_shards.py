@@ -156,11 +156,7 @@ class MadeShards:
 
 
 def make_context(order: Order) -> RunContext:
-    """Describe an order to an executor as a run without trials.
-
-    The function travels as a pickle that only worker processes open. Raises InputError if it cannot
-    be pickled.
-    """
+    """Describe an order as a run without trials; raise InputError if it cannot be sent."""
     work_there = order.work.with_view(None)
     if is_gpu(work_there.derivation.device):  # a worker sees one GPU, which may be another here
         there = replace(work_there.derivation, device=order.device)

@@ -50,14 +50,11 @@ class Engine:
 
 
 class Processes(Engine):
-    """Agents as processes on this machine; one that dies is not started again.
-
-    `variables` has the environment variables to add for each.
-    """
+    """Agents as processes on this machine; one that dies is not started again."""
 
     def __init__(self, count: int, variables: list[dict[str, str]] | None = None) -> None:
         self.size = count
-        self._variables = variables or [{} for _ in range(count)]
+        self._variables = variables or [{} for _ in range(count)]  # to add for each process
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, ticket: Ticket) -> None:

@@ -174,9 +174,9 @@ class ClusterExecutor(ABC):
                 break
             if now >= self._next_look:
                 self._check_workers()
-                continue  # it may have put messages into the mailbox
+                continue  # it may have put calls
             due = min(self._next_look, self._next_look if end is None else end)
-            descriptors = [events.mailbox.fileno()] + ([] if wake is None else [wake.fileno()])
+            descriptors = [events.fileno()] + ([] if wake is None else [wake.fileno()])
             ready = self._cluster.wait(max(0.0, due - now), descriptors)
             if wake is not None and wake.fileno() in ready:
                 events.process()
@@ -252,7 +252,7 @@ class ClusterExecutor(ABC):
         with contextlib.suppress(Exception):
             hub.close()
         self._hub = None
-        self._events.mailbox.close()
+        self._events.close()
         self._admission.supply.close()
         self._members, self._states = Membership(), HeldStates()
 
@@ -282,7 +282,7 @@ class ClusterExecutor(ABC):
         for remote in remotes:
             self._add_worker(remote)
         self._next_look = time.monotonic() + LOOK_SECONDS
-        hub.watch(lambda: self._events.mailbox.put(self._check_nodes))
+        hub.watch(lambda: self._events.put(self._check_nodes))
 
     def _add_worker(self, remote: RemoteWorker, *, with_node: bool = False) -> int:
         self._members.add(remote)
@@ -586,12 +586,12 @@ class ClusterExecutor(ABC):
         end = time.monotonic() + PATIENCE_SECONDS
         while not workers and failure is None and time.monotonic() < end:
             self._check_nodes()
-            events.handle_messages()
+            events.make_calls()
             if not workers:
                 if not (hub.dials_in or self._members.arriving):
                     break
-                wait_for([events.mailbox.fileno()], 1.0)
-                events.handle_messages()
+                wait_for([events.fileno()], 1.0)
+                events.make_calls()
             failure = hub.explain_no_more_nodes()
         joined = next((e for e in events.later if isinstance(e, WorkerJoined)), None)
         if others_are_left or joined is None:

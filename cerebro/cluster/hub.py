@@ -313,10 +313,7 @@ class Hub:
     # --- messages of agents ----------------------------------------------------
 
     def wait(self, seconds: float, others: Sequence[int]) -> set[int]:
-        """Wait up to `seconds`; return which of the descriptors in `others` are readable.
-
-        May return early, once an agent's future is done.
-        """
+        """Wait up to `seconds`, or for an answer; return which of `others` are readable."""
         return self._socket.wait(seconds, others)
 
     def release(self) -> None:

@@ -140,10 +140,7 @@ class Supply:
     # --- data that are sent ----------------------------------------------------
 
     def supply_first_nodes(self, remotes: Sequence[RemoteWorker]) -> None:
-        """Send every place its lots; raise InputError if a node cannot store them.
-
-        In a search every place gets a lot, even if there are fewer lots than places.
-        """
+        """Send every place its lots; raise InputError if a node cannot store them."""
         receivers = {remote.place: remote for remote in reversed(remotes) if not remote.reads_all}
         asked = {
             place: self._threads.submit(self.send_common_data, remote)
@@ -158,7 +155,7 @@ class Supply:
             placement.add_worker(number, remote.place)
         places = len(placement.lots)
         copies = self._replicas
-        if not self.derives:
+        if not self.derives:  # every place gets a lot, even if there are fewer lots than places
             copies = max(copies, -(-places // len(self._lots)))
         source = self._everywhere
         if source is not None and _checksum(source) == _checksum(self._context.train):

@@ -153,59 +153,42 @@ class Membership:
         return max(0, room)
 
 
-class Mailbox:
-    """A queue that can be waited for together with other descriptors."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._pipe = WakePipe()
-        self._reader = 0  # the thread that took messages last
-
-    def fileno(self) -> int:
-        """Return the descriptor that is readable while the queue is not empty."""
-        return self._pipe.fileno()
-
-    def put(self, message: Any) -> None:
-        """Add a message. May be called from any thread, and after `close`."""
-        self._queue.put(message)
-        if threading.get_ident() != self._reader:  # which looks before it waits again
-            self._pipe.wake()
-
-    def take(self) -> list[Any]:
-        self._reader = threading.get_ident()
-        self._pipe.clear()
-        return [self._queue.get() for _ in range(self._queue.qsize())]
-
-    def close(self) -> None:
-        self._pipe.close()
-
-
 class Events:
-    """The events that the coordinator is to get, and the work in other threads that they come from.
-
-    `trouble` is an error that ends the run.
-    """
+    """What the coordinator is to get, and the work in other threads that it comes from."""
 
     def __init__(self) -> None:
-        self.mailbox = Mailbox()  # functions that the coordinator's thread calls
         self.fetch_pool = ThreadPoolExecutor(4, "cerebro-cluster")
         self.now: list[News] = []
         self.later: list[News] = []  # delivered when training has begun
         self.is_training = False
-        self.trouble: BaseException | None = None
+        self.trouble: BaseException | None = None  # an error that ends the run
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._pipe = WakePipe()
+        self._reader = 0  # the thread that made calls last
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable while other threads have put calls."""
+        return self._pipe.fileno()
+
+    def put(self, call: Callable[[], None]) -> None:
+        """Have the coordinator's thread make a call. For any thread, also after `close`."""
+        self._calls.put(call)
+        if threading.get_ident() != self._reader:  # which looks before it waits again
+            self._pipe.wake()
 
     def when_done(self, future: Future[Any], handle: Callable[..., None], *arguments: Any) -> None:
         """Have the coordinator's thread call ``handle(*arguments, future)`` once that is done."""
-        future.add_done_callback(lambda done: self.mailbox.put(partial(handle, *arguments, done)))
+        future.add_done_callback(lambda done: self.put(partial(handle, *arguments, done)))
 
-    def handle_messages(self) -> None:
-        while calls := self.mailbox.take():  # one may put another one
-            for call in calls:
-                call()
+    def make_calls(self) -> None:
+        self._reader = threading.get_ident()
+        self._pipe.clear()
+        while not self._calls.empty():  # one may put another one
+            self._calls.get()()
 
     def process(self) -> None:
-        """Handle all messages; raise the trouble that they have brought, if any."""
-        self.handle_messages()
+        """Make all calls; raise the trouble that they have brought, if any."""
+        self.make_calls()
         if self.is_training and self.later:
             self.now += self.later
             self.later = []
@@ -216,6 +199,9 @@ class Events:
     def take(self) -> list[News]:
         events, self.now = self.now, []
         return events
+
+    def close(self) -> None:
+        self._pipe.close()
 
 
 @dataclass
@@ -238,8 +224,7 @@ class Placement:
 
     def remove_place(self, place: str) -> None:
         self.lots.pop(place, None)
-        for worker in [w for w, p in self.workers.items() if p == place]:
-            del self.workers[worker]
+        self.workers = {w: p for w, p in self.workers.items() if p != place}
 
     def add_lot(self, place: str, lot: int) -> None:
         self.lots.setdefault(place, set()).add(lot)
@@ -312,15 +297,12 @@ class Placement:
     def _compute_loads(
         self, places: Mapping[str, float]
     ) -> tuple[dict[str, float], dict[str, set[int]]]:
-        """Return each place's time for an epoch, and the lots that contribute to it.
-
-        A lot at several places is divided into parts, each taken by the first idle place.
-        """
+        """Return each place's time for an epoch, and the lots that contribute to it."""
         load = dict.fromkeys(places, 0.0)
         of: dict[str, set[int]] = {place: set() for place in places}
         at = {s: [p for p in places if self.has_lot(p, s)] for s in range(len(self.rows))}
         for lot in sorted(at, key=lambda s: (len(at[s]), -self.rows[s], s)):
-            pieces = 1 if len(at[lot]) == 1 else PIECES
+            pieces = 1 if len(at[lot]) == 1 else PIECES  # each taken by the first idle place
             for _ in range(pieces if at[lot] else 0):
                 rows = self.rows[lot] / pieces
                 place = min(at[lot], key=lambda p: load[p] + rows / places[p])

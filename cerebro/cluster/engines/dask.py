@@ -212,9 +212,6 @@ def _count_gpus(worker: dict[str, Any]) -> int:
 
 
 def _run_long_task(text: str, gpu: int | None = None) -> None:
-    """Run an agent in a Dask worker, while the worker's thread stays free for other tasks.
-
-    `gpu` is the position of its GPU among those that this process sees; None: it uses none.
-    """
-    _import_distributed().secede()
+    """Run an agent in a Dask worker, on the GPU with this position among those that it sees."""
+    _import_distributed().secede()  # the worker's thread stays free for other tasks
     run_agent(text, None if gpu is None else format_visible_gpu(gpu))

@@ -252,13 +252,8 @@ def spread_workers(
             "more nodes before the search, or give autoscale=True if the cluster has an autoscaler"
         )
     order = sorted(nodes, key=lambda node: node.id != first)
-    hosts: list[ClusterNode] = []
-    while len(hosts) < count:
-        for node in order:
-            if room[node.id] > 0 and len(hosts) < count:
-                room[node.id] -= 1
-                hosts.append(node)
-    return hosts
+    turns = range(max(room.values()))
+    return [node for turn in turns for node in order if room[node.id] > turn][:count]
 
 
 def format_needs(needs: Mapping[str, float]) -> str:
@@ -279,13 +274,10 @@ def explain_failure(error: BaseException) -> str:
 
 
 class Demand:
-    """The request of a search: for as many workers as the cluster can have, at most `workers`.
-
-    `needs` are the resources of one worker.
-    """
+    """The request of a search: for as many workers as the cluster can have, at most `workers`."""
 
     def __init__(self, needs: Mapping[str, float], workers: int) -> None:
-        self._needs = dict(needs)
+        self._needs = dict(needs)  # of one worker
         self._wanted = workers
         self._fits = 0  # the largest number of workers that the cluster is known to be able to have
         self._exceeds = workers + 1  # the smallest number of workers that it cannot have

@@ -54,14 +54,11 @@ class TuneTrial:
 
 
 class Controller:
-    """The part of Tune's controller that schedulers use.
-
-    `stop` ends a trial that is paused or has not started.
-    """
+    """The part of Tune's controller that schedulers use."""
 
     def __init__(self, stop: Callable[[TuneTrial], None]) -> None:
         self.trials: list[TuneTrial] = []
-        self._stop = stop
+        self._stop = stop  # ends a trial that is paused or has not started
 
     def get_trials(self) -> list[TuneTrial]:
         """Return all trials except forgotten ones, in order of creation."""
@@ -346,10 +343,7 @@ def _identify(suggestion: Suggestion) -> list[Any]:
 
 
 def read_scheduler_arguments(scheduler: Any) -> dict[str, Any]:
-    """Return a scheduler's arguments, as far as its attributes show them.
-
-    Metric and mode are left out: they are those of the search.
-    """
+    """Return a scheduler's arguments that its attributes show, but not the search's own."""
     values = {name.removeprefix("_"): value for name, value in vars(scheduler).items()}
     if "eta" in values:  # HyperBandScheduler
         values |= {"max_t": values["max_t_attr"], "reduction_factor": values["eta"]}

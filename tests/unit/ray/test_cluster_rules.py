@@ -7,11 +7,9 @@ import errno
 import os
 import pickle
 import re
-import select
 import shutil
 import socket
 import sys
-import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -32,7 +30,7 @@ from cerebro.cluster.hub import AgentError
 from cerebro.cluster.messages import Sent, Traffic
 from cerebro.cluster.states import CARRIED_BYTES, Blob, HeldState, HeldStates
 from cerebro.cluster.supply import Supply
-from cerebro.cluster.workers import Mailbox, Pace, Placement
+from cerebro.cluster.workers import Pace, Placement
 from cerebro.data.cache import Cache
 from cerebro.data.placed import PlacedDataset, write_view
 from cerebro.data.shards import verify_shard
@@ -702,27 +700,13 @@ def test_an_invalid_cache_limit_is_refused(tmp_path, monkeypatch, text):
 # --- messages -----------------------------------------------------------------------------------
 
 
-def test_a_mailbox_wakes_its_reader():
-    mailbox = Mailbox()
-    sender = threading.Thread(target=mailbox.put, args=("letter",))
-    sender.start()
-    ready, _, _ = select.select([mailbox.fileno()], [], [], 60)
-    assert ready
-    sender.join()
-    assert mailbox.take() == ["letter"]
-    assert mailbox.take() == []
-    assert select.select([mailbox.fileno()], [], [], 0)[0] == []
-    mailbox.close()
-    mailbox.put("too late")
-
-
-def test_a_mailbox_deleted_at_interpreter_exit_raises_nothing(monkeypatch):
-    mailbox = Mailbox()
-    mailbox.close()
+def test_a_pipe_deleted_at_interpreter_exit_raises_nothing(monkeypatch):
+    pipe = WakePipe()
+    pipe.close()
     with monkeypatch.context() as ending:  # modules are emptied when Python ends
         for name in ("contextlib", "os"):
             ending.setattr(sys.modules[WakePipe.__module__], name, None)
-        mailbox._pipe.__del__()
+        pipe.__del__()
 
 
 def test_a_sent_pickle_is_unpickled_on_arrival():
