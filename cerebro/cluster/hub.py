@@ -22,7 +22,7 @@ import cerebro._core as _core
 from cerebro.cluster.engine import Engine
 from cerebro.cluster.keys import Keys, format_address, import_zmq
 from cerebro.cluster.messages import JobResult, StateIn, list_versions, read_machine_id
-from cerebro.cluster.states import Fetcher, HeldState, Ref, StateRefs
+from cerebro.cluster.states import Blob, Fetcher, HeldState, StateRefs
 from cerebro.cluster.wire import (
     SharedSocket,
     decode_message,
@@ -86,7 +86,7 @@ class RemoteAgent:
         self.fd = self.pid = -1
         self.early: list[list[Any]] = []
         self.states = StateRefs()
-        self.pending: dict[int, tuple[Future[Any], Any, Ref | None]] = {}
+        self.pending: dict[int, tuple[Future[Any], Any, Blob | None]] = {}
         self.is_taken = False
         self.is_gone = False
         self.has_left = False  # whether it has said that it leaves, because it was told to end
@@ -279,7 +279,7 @@ class Hub:
         method: str,
         arguments: tuple[Any, ...],
         has_state: bool = False,
-    ) -> tuple[Future[Any], Ref | None]:
+    ) -> tuple[Future[Any], Blob | None]:
         """Call a method of an agent; return its future, and the state that it will leave."""
         future: Future[Any] = Future()
         number = next(self._numbers)

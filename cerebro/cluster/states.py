@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 import numpy as np
 
@@ -46,26 +46,15 @@ class Blob:
     packed: bytes | None = None  # the state, if it is small or its agent has left
 
 
-class Ref(Blob):
-    """A state as the coordinator refers to it; its agent may free it once this is collected."""
-
-    def __init__(self, address: str, number: int, freed: deque[int]) -> None:
-        super().__init__(address, number)
-        self._freed = freed
-
-    def __del__(self) -> None:
-        self._freed.append(self.number)
-
-    def __reduce__(self) -> tuple[type[Blob], tuple[str, int, bytes | None]]:
-        return Blob, (self.address, self.number, self.packed)
-
-
 class StateRefs:
-    """The coordinator's references to the states of one agent, and the numbers of freed ones."""
+    """The coordinator's references to the states of one agent, and the numbers of freed ones.
+
+    The agent may free a state once its reference is collected.
+    """
 
     def __init__(self) -> None:
         self.address = ""  # as in `Blob`; unknown until the agent has connected
-        self._refs: WeakValueDictionary[int, Ref] = WeakValueDictionary()
+        self._refs: WeakValueDictionary[int, Blob] = WeakValueDictionary()
         self._freed: deque[int] = deque()
 
     def move_to(self, address: str) -> None:
@@ -73,11 +62,12 @@ class StateRefs:
         for ref in self._refs.values():
             ref.address = address
 
-    def make(self, number: int) -> Ref:
-        ref = self._refs[number] = Ref(self.address, number, self._freed)
+    def make(self, number: int) -> Blob:
+        ref = self._refs[number] = Blob(self.address, number)
+        finalize(ref, self._freed.append, number)
         return ref
 
-    def find(self, number: int) -> Ref | None:
+    def find(self, number: int) -> Blob | None:
         return self._refs.get(number)
 
     def take_freed(self) -> list[int]:

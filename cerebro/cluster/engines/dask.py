@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -150,13 +151,11 @@ class LongTasks(Engine):
         self.stop()
         tasks = list(self._tasks.values())
         self._tasks.clear()
-        if self._client.status != "running":
+        if not tasks or self._client.status != "running":
             return
-        try:
-            if tasks:
-                _import_distributed().wait(tasks, timeout=END_SECONDS)
-        except TimeoutError:
-            pass  # on a lost worker, or without a connection: Dask forgets them
+        # Tasks on a lost worker, or without a connection, are forgotten by Dask.
+        with contextlib.suppress(TimeoutError):
+            _import_distributed().wait(tasks, timeout=END_SECONDS)
         self._client.cancel(tasks, force=True)
 
     def _list_slots(self) -> list[tuple[int, str]]:
@@ -212,6 +211,6 @@ def _count_gpus(worker: dict[str, Any]) -> int:
 
 
 def _run_long_task(text: str, gpu: int | None = None) -> None:
-    """Run an agent in a Dask worker, on the GPU with this position among those that it sees."""
+    """Run an agent in a Dask worker; `gpu` is its number among those seen there; None: no GPU."""
     _import_distributed().secede()  # the worker's thread stays free for other tasks
     run_agent(text, None if gpu is None else format_visible_gpu(gpu))
