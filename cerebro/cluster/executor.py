@@ -166,7 +166,7 @@ class ClusterExecutor(ABC):
         events, workers = self._events, self._members.workers
         while True:
             events.process()
-            is_busy = self._states.is_keeping or any(r.call for r in workers.values())
+            is_busy = bool(self._states.keeping) or any(r.call for r in workers.values())
             if events.now or not (is_busy or wake is not None):
                 break
             now = time.monotonic()
@@ -443,7 +443,7 @@ class ClusterExecutor(ABC):
         self._events.now.append(event)
 
     def _keep_state(self, trial: int, held: HeldState, file: str) -> None:
-        self._states.begin_keeping(trial, held)
+        self._states.keeping[trial] = held.position
         path = Path(self._context.folders.states, unpublished_name(file, held.state_hash))
         job = self._events.fetch_pool.submit(
             self._cluster.fetch_to_file, held, self._members.gone_agents, path
@@ -451,8 +451,9 @@ class ClusterExecutor(ABC):
         self._events.when_done(job, self._finish_keeping, trial, held)
 
     def _finish_keeping(self, trial: int, held: HeldState, done: Any) -> None:
-        if not self._states.end_keeping(trial, held):
-            return
+        if self._states.keeping.get(trial) != held.position:
+            return  # a later one of the trial replaces it
+        del self._states.keeping[trial]
         error = done.exception()
         if error is None:
             self.traffic.kept_bytes += held.nbytes

@@ -187,7 +187,8 @@ class HeldStates:
 
     def __init__(self) -> None:
         self._states: dict[int, list[HeldState]] = {}
-        self._keeping: dict[int, int] = {}  # trial -> position of a state that is being written
+        self.keeping: dict[int, int] = {}
+        """By trial: the position of a state that is being written into the run's folder."""
 
     def add(self, trial: int, state: HeldState) -> None:
         """Add the state of a unit; of the older ones, keep the newest from elsewhere."""
@@ -219,18 +220,3 @@ class HeldStates:
 
     def forget(self, trial: int) -> None:
         self._states.pop(trial, None)
-
-    @property
-    def is_keeping(self) -> bool:
-        """Whether a state is being written into the run's folder."""
-        return bool(self._keeping)
-
-    def begin_keeping(self, trial: int, state: HeldState) -> None:
-        self._keeping[trial] = state.position
-
-    def end_keeping(self, trial: int, state: HeldState) -> bool:
-        """Note that a state was written; return False if a later one of the trial replaces it."""
-        if self._keeping.get(trial) != state.position:
-            return False
-        del self._keeping[trial]
-        return True
