@@ -121,9 +121,8 @@ class Executor(EngineExecutor):
         return Processes(fitting if self.workers is None else self.workers)
 
     def _make_keys(self) -> Keys:
-        if self._key_file is None:
-            return Keys.generate()
-        return Keys(read_key_file(self._key_file, create=True))
+        path = self._key_file
+        return super()._make_keys() if path is None else Keys(read_key_file(path, create=True))
 
     def _choose_addresses(self) -> tuple[str, int, str]:
         return super()._choose_addresses() if self._at is None else (*self._at, "127.0.0.1")
