@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.cluster.hub import AgentError, Hub, Node, RemoteAgent, describe_cause
-from cerebro.cluster.messages import Begin, DataAt, NodeReport
+from cerebro.cluster.messages import Begin, NodeReport
 from cerebro.cluster.supply import Supply
 from cerebro.cluster.workers import Membership, RemoteWorker
 from cerebro.errors import InputError
@@ -43,19 +43,14 @@ def describe_run(context: RunContext, gpu_share: float) -> Begin:
     """Describe a run without its nodes; raise InputError if ``build`` cannot be sent."""
     left_out = {"build", "train", "validation", "folds", "share"}
     names = [f.name for f in fields(RunContext) if f.name not in left_out]
-    validation = context.validation
     return Begin(
         build=pickle_context(context.build),
         settings={name: getattr(context, name) for name in names},
-        train=DataAt(context.train.spec(), False),
-        validation=None if validation is None else DataAt(validation.spec(), False),
         folds=None if context.folds is None else context.folds.to_json(),
         gpu_share=gpu_share,
-        shares_run=False,
         path=tuple(sys.path),
         argv=tuple(sys.argv),
         directory=os.getcwd(),  # noqa: PTH109
-        workers_here=1,
     )
 
 
@@ -128,15 +123,8 @@ class Admission:
         self, node: Node, agent: RemoteAgent, report: NodeReport, others: Sequence[NodeReport]
     ) -> RemoteWorker:
         reads_all = None not in report.at
-        train, validation = self._run.train, self._run.validation
-        if reads_all:  # else `Supply.set_data_paths` gives the paths
-            train = DataAt({**train.spec, "path": report.at[0]}, False)
-            if validation is not None:
-                validation = DataAt({**validation.spec, "path": report.at[1]}, False)
         begin = replace(
             self._run,
-            train=train,
-            validation=validation,
             shares_run=self.shares_run,
             workers_here=sum(
                 (other.machine, other.host) == (report.machine, report.host) for other in others

@@ -67,16 +67,15 @@ class Begin:
 
     build: bytes  # a pickle for its process
     settings: Mapping[str, Any]  # fields of the coordinator's `RunContext`
-    train: DataAt
-    validation: DataAt | None
-    shares_run: bool  # whether the worker writes states and logs into the run's folder
+    folds: Mapping[str, Any] | None  # of the training data, as from `Folds.to_json`
+    gpu_share: float  # the share of a GPU that the cluster has given the worker
     path: tuple[str, ...]  # the coordinator's `sys.path`; only entries that exist are used
     argv: tuple[str, ...]  # the coordinator's arguments
     directory: str  # the coordinator's working directory, which is used if it exists
-    workers_here: int  # workers on this node's machine, which share its memory and cores
-    folds: Mapping[str, Any] | None = None
-    """The folds of the training data, as from `Folds.to_json`."""
-    gpu_share: float = 0.0  # the share of a GPU that the cluster has given the worker
+    # What depends on the node:
+    data: tuple[DataAt, ...] = ()  # for training and, if any, for validation
+    shares_run: bool = False  # whether the worker writes states and logs into the run's folder
+    workers_here: int = 1  # workers on this node's machine, which share its memory and cores
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Traffic:
     made_bytes: int = 0  # bytes of shards that nodes have made, to the coordinator
 
 
-PROTOCOL = 5  # increased when messages change
+PROTOCOL = 6  # increased when messages change
 
 
 def list_versions() -> dict[str, str]:

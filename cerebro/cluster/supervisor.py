@@ -347,8 +347,8 @@ class Supervisor:
         sys.argv[:] = begin.argv
         with contextlib.suppress(OSError):
             os.chdir(begin.directory)
-        for data in (begin.train, begin.validation):
-            if data is not None and data.in_parts:
+        for data in begin.data:
+            if data.in_parts:
                 self._the_cache.use(Path(data.spec["path"]).name)
         folder = self._the_cache.scratch()
         settings = dict(begin.settings)
@@ -364,11 +364,11 @@ class Supervisor:
             loader_threads=int(resources.usable_cores() > begin.workers_here * threads),
             live_bytes=resources.available_memory() // (2 * begin.workers_here),
         )
-        train = _open_data(begin.train)
+        train, *others = map(_open_data, begin.data)
         context = RunContext(
             build=Sent(begin.build),
             train=train,
-            validation=None if begin.validation is None else _open_data(begin.validation),
+            validation=others[0] if others else None,
             folds=None if begin.folds is None else Folds.from_json(train, begin.folds),
             **settings,
         )

@@ -222,18 +222,17 @@ class Supply:
         return 0
 
     def set_data_paths(self, remote: RemoteWorker) -> None:
-        """Complete a worker's description of the run: where the data are that its node was sent."""
-        if remote.reads_all:
-            return
-        sources = [self._context.train]
-        if self._context.validation is not None and self._everywhere is not None:
-            sources.append(self._everywhere)
-        folders = remote.agent.call("data_folders", [*map(_checksum, sources)]).result()
-        at = [
-            DataAt({**source.spec(), "path": folder}, True)
+        """Complete a worker's description of the run: where its node has the data."""
+        sources, folders = self._datasets, remote.report.at
+        if not remote.reads_all:
+            if self._context.validation is not None and self._everywhere is not None:
+                sources = [self._context.train, self._everywhere]
+            folders = remote.agent.call("data_folders", [*map(_checksum, sources)]).result()
+        at = (
+            DataAt({**source.spec(), "path": folder}, not remote.reads_all)
             for source, folder in zip(sources, folders, strict=True)
-        ]
-        remote.begin = replace(remote.begin, train=at[0], validation=at[1] if len(at) > 1 else None)
+        )
+        remote.begin = replace(remote.begin, data=tuple(at))
 
     def resend_damaged(self, remote: RemoteWorker, lot: int) -> None:
         """Delete the damaged shards of a lot on a node and send them again; called in a thread."""

@@ -397,10 +397,12 @@ class Source:
         return trial_id, config
 
     def report(self, trial_id: str, result: dict[str, Any]) -> None:
-        self._algorithm.on_trial_result(trial_id, result)
+        if self.adaptive:
+            self._algorithm.on_trial_result(trial_id, result)
 
     def report_end(self, trial_id: str, **outcome: Any) -> None:
-        self._algorithm.on_trial_complete(trial_id, **outcome)
+        if self.adaptive:
+            self._algorithm.on_trial_complete(trial_id, **outcome)
 
     def _begin(self, metric: str, mode: str, points: Sequence[Any]) -> None:
         from ray.tune.search.variant_generator import _has_unresolved_values
@@ -440,12 +442,6 @@ class Variants(Source):
     """The samples of a `BasicVariantGenerator`, each with all combinations of grids."""
 
     adaptive = False
-
-    def report(self, trial_id: str, result: dict[str, Any]) -> None:
-        pass
-
-    def report_end(self, trial_id: str, **outcome: Any) -> None:
-        pass
 
     def _begin(self, metric: str, mode: str, points: Sequence[Any]) -> None:
         self._configs = self._generate([dict(point) for point in points])
