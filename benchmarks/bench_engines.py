@@ -91,7 +91,7 @@ def agents(place: Path) -> Iterator[Callable[[], Options]]:
     class Apart(EngineExecutor):
         def _make_engine(self, context: Any) -> Processes:
             caches = [str(place / f"cache-{number}") for number in range(peers.CORES)]
-            return Processes(peers.CORES, [{"CEREBRO_CACHE": cache} for cache in caches])
+            return Processes([{"CEREBRO_CACHE": cache} for cache in caches])
 
     with nothing_shared():
         yield lambda: {"executor": Apart(peers.CORES, 1, None)}

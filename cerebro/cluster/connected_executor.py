@@ -115,10 +115,9 @@ class Executor(EngineExecutor):
         if self._at is not None:
             return Engine()
         if share := self._find_gpu_share(context):
-            agents = assign_gpus(self.workers, share)
-            return Processes(len(agents), agents)
+            return Processes(assign_gpus(self.workers, share))
         fitting = max(1, usable_cores() // context.exactness.threads)
-        return Processes(fitting if self.workers is None else self.workers)
+        return Processes([{}] * (self.workers or fitting))
 
     def _make_keys(self) -> Keys:
         path = self._key_file

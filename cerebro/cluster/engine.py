@@ -50,11 +50,11 @@ class Engine:
 
 
 class Processes(Engine):
-    """Agents as processes on this machine; one that dies is not started again."""
+    """Agents as processes on this machine, each with `variables` of its own; none is restarted."""
 
-    def __init__(self, count: int, variables: list[dict[str, str]] | None = None) -> None:
-        self.size = count
-        self._variables = variables or [{} for _ in range(count)]  # to add for each process
+    def __init__(self, variables: list[dict[str, str]]) -> None:
+        self.size = len(variables)
+        self._variables = variables
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, ticket: Ticket) -> None:

@@ -29,7 +29,7 @@ class Apart(EngineExecutor):
 
     def _make_engine(self, context):
         variables = [{"CEREBRO_CACHE": str(cache), "NODE": cache.name} for cache in self.caches]
-        self.processes = Processes(len(variables), variables)
+        self.processes = Processes(variables)
         return self.processes
 
 

@@ -361,7 +361,7 @@ def test_an_agent_with_a_different_environment_is_refused(data, tmp_path, monkey
 
 def test_an_agent_ends_when_its_starter_closes_its_input(tmp_path):
     """So do all when the coordinator is killed, and those that an engine has started."""
-    engine = Processes(1, [{"CEREBRO_CACHE": str(tmp_path)}])
+    engine = Processes([{"CEREBRO_CACHE": str(tmp_path)}])
     engine.start(Ticket("127.0.0.1:1", bytes(32)))
     (agent,) = engine.processes
     wait_until(lambda: left_over(tmp_path))

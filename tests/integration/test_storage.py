@@ -104,7 +104,7 @@ def nodes(tmp_path, monkeypatch, **options):
             self.caches = [tmp_path / f"node-{number}" for number in range(2)]
 
         def _make_engine(self, context):
-            return Processes(2, [{"CEREBRO_CACHE": str(cache)} for cache in self.caches])
+            return Processes([{"CEREBRO_CACHE": str(cache)} for cache in self.caches])
 
     class NoToken:
         def __init__(self, folder): ...
