@@ -128,7 +128,8 @@ class _Changed(Source):
         self._change = change
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
-        return map(self._change, self._source.chunks(wanted))
+        yield from map(self._change, self._source.chunks(wanted))
+        self.remark = self._source.remark
 
     def unpacked_bytes(self, wanted: Sequence[str] | None) -> int | None:
         return self._source.unpacked_bytes(wanted)

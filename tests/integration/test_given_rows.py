@@ -74,6 +74,18 @@ def test_any_kind_of_rows_is_trained_as_the_dataset_of_them(tmp_path):
         assert (result.path / "data" / "manifest.json").exists()
 
 
+class RandomSamples(Samples):
+    """Samples with a random transform, as image datasets have for augmentation."""
+
+    def __getitem__(self, row):
+        return X[row] * torch.rand(1).item(), Y[row]
+
+
+def test_a_random_transform_of_a_dataset_is_told(tmp_path):
+    with pytest.warns(UserWarning, match=r"RandomSamples differs when .*\(column 'x'\)"):
+        search(RandomSamples(), 0.25, tmp_path / "run")
+
+
 def test_rows_are_accepted_by_position_and_by_keyword(tmp_path):
     given = {"epochs": 1, "searcher": "grid", "workers": 0, "progress": False, "validation": 0.2}
     calls = [
