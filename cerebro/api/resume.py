@@ -135,7 +135,7 @@ def resume(
         request = ResumeRequest(
             check_whole_number("epochs", epochs, 1, optional=True),
             check_trials(trials, len(saved.configurations)),
-            saved.trials_each,
+            saved.trials_per_config,
         )
         before = saved.settings
         if request.epochs is not None and request.epochs < before["epochs"]:
@@ -200,7 +200,7 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
         epochs, n_trials = settings.limits.epochs, settings.limits.n_trials
         further = epochs if epochs != before["epochs"] else None
         more = searcher.wants_more(saved.meta.get("searcher") or {}, before["n_trials"], n_trials)
-        request = ResumeRequest(further, trials_each=saved.trials_each, more=more)
+        request = ResumeRequest(further, trials_per_config=saved.trials_per_config, more=more)
         if is_over(saved, request):
             clean_up(saved)
             return Result(settings.folder, build=settings.build)

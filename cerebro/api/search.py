@@ -359,7 +359,7 @@ def _idle_advice(settings: Settings, searcher: Searcher) -> str | None:
     if at_once is not None and searcher.adaptive:
         at_once = min(at_once, settings.strategy.width)
     return idle_advice(
-        None if at_once is None else at_once * settings.trials_each,
+        None if at_once is None else at_once * settings.trials_per_config,
         settings.workers,
         settings.exactness.threads,
         folds=None if settings.folds is None else len(settings.folds),

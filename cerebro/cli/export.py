@@ -145,7 +145,7 @@ def _describe_run(saved: SavedRun) -> dict[str, Any]:
     if meta["validation"] is not None:
         data.append(("Validation data", _describe_data(saved, "validation")))
     if meta["folds"] is not None:
-        folds = {"number": saved.trials_each, "checksum": meta["folds_checksum"]}
+        folds = {"number": saved.trials_per_config, "checksum": meta["folds_checksum"]}
         data.append(("Folds", folds))
     written, space = settings.pop("space"), saved.space()
     lines = [] if space is None else space.describe().splitlines()

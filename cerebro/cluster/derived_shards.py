@@ -82,7 +82,7 @@ class MadeShards:
         self._executor.keep_made(manifest)
 
     def _assign(self) -> None:
-        """Give idle workers shards: first those that they hold, then others."""
+        """Assign shards to idle workers, preferring shards that they already hold."""
         for choose in (self._choose_held_shard, self._choose_other_shard):
             for worker in sorted(self._idle):
                 shard = choose(worker)

@@ -200,7 +200,7 @@ class TrialFiles:
         return replace(task, origin=KeptState(str(file), state.state_hash))
 
     def map_state(self, task: Task) -> Any:
-        """Return the state that a unit has left, as a buffer that maps the slot."""
+        """Return the state after a unit, as a memory map of its slot."""
         slots = self._slots.get(task.trial)
         if slots is None:
             slots = _core.Slots(slots_stem(self.state_dir, task.trial), False)

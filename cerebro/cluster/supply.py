@@ -245,7 +245,7 @@ class Supply:
         self.send(remote, [lot])
 
     def describe_lot(self, lot: int) -> str:
-        """Return the subject of a message about what is sent again after damage."""
+        """Return a lot's name and its verb, as in "shard 3 is sent again"."""
         if lot == EVERYWHERE and self._context.folds is None:
             return "the validation rows are"
         single = lot != EVERYWHERE and len(self._lots[lot]) == 1
@@ -417,7 +417,7 @@ class Transfers:
         return None if self._supply.placement is None else self._supply.placement.holders()
 
     def load(self, remote: RemoteWorker, lot: int) -> None:
-        """Make a lot readable for a worker and all others on its node."""
+        """Send a lot to a worker's node, where all its workers can read it."""
         if self._supply.placement is not None:
             self._supply.placement.add_lot(remote.place, lot)
             self._fetch(remote, lot)
@@ -427,7 +427,7 @@ class Transfers:
         return lot is None or self._supply.is_there(remote, lot)
 
     def wait_for(self, remote: RemoteWorker, lot: int, *, damaged: bool = False) -> None:
-        """Have a worker wait for a lot, which is sent to its node if it is not on its way."""
+        """Have a worker wait for a lot; send it to the node unless it is on its way."""
         self._waiting.setdefault((remote.place, lot), []).append(remote.number)
         self._fetch(remote, lot, damaged=damaged)
 

@@ -318,7 +318,7 @@ def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None
 def _estimate_demand(settings: Settings, searcher: Searcher, state_bytes: int) -> StateDemand:
     limits, strategy = settings.limits, settings.strategy
     expected = expected_trials(searcher, limits.n_trials)
-    folds, workers = settings.trials_each, max(1, settings.workers)
+    folds, workers = settings.trials_per_config, max(1, settings.workers)
     trials = None if expected is None else expected * folds
     live = min(trials or TAIL * workers * folds, TAIL * workers * folds)
     if searcher.adaptive:  # trials that it pauses keep their slots

@@ -170,7 +170,7 @@ def warn_of_edits() -> None:
 
 @contextlib.contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """On SIGTERM in the block, print the message that Ctrl-C gives, and exit."""
+    """Exit on SIGTERM in the block, with the message that Ctrl-C prints."""
     try:
         with raise_on_sigterm():
             yield

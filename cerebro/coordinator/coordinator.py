@@ -134,7 +134,7 @@ class Coordinator:
             restored.trials.clear()  # else trials would stay in memory after they end
 
     def _count_work_to_come(self) -> ToCome:
-        searcher, folds = self._loop.searcher, self.settings.trials_each
+        searcher, folds = self._loop.searcher, self.settings.trials_per_config
         if self._loop.is_exhausted:
             return ToCome(trials=0)
         epochs, trials = searcher.epochs_to_come(), searcher.trials_to_come()
@@ -282,7 +282,7 @@ class Coordinator:
                 attempt=attempt,
                 origin=trial.origin,
                 clone_of=trial.clone_of if is_first else None,
-                notes_reads=is_first and self.events.unread.asks_about(trial.record.config),
+                notes_reads=is_first and self.events.unread.has_unread_name(trial.record.config),
                 ended=self._trials.held.take(worker, number),
             )
             self._overview.unit_begins(number, worker)

@@ -163,7 +163,7 @@ class UnreadNames:
         self._unread.update(dict.fromkeys(unread))
         self._sought.update(() if read is None else read.sought)
 
-    def asks_about(self, config: Mapping[str, Any]) -> bool:
+    def has_unread_name(self, config: Mapping[str, Any]) -> bool:
         """Return whether a configuration has a name that no trial is known to read."""
         return self._known and not self._read.issuperset(names_of(config))
 

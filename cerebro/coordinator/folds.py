@@ -69,7 +69,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         super().__init__(overview.ended)
         self._ranking = settings.ranking
         self._hooks = hooks
-        self._each = settings.trials_each
+        self._each = settings.trials_per_config
         self.folds = LiveTrials(
             settings,
             context,

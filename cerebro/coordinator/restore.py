@@ -219,7 +219,7 @@ class Restorer:
         return lost
 
     def _read_epoch_in_file(self, file: states.StateFile) -> EpochRecord | None:
-        """Return the epoch if its file is complete; the file has its unpublished name then."""
+        """Return the epoch if its file is complete, and rename the file to its unpublished name."""
         try:
             packed = read_bytes(file.path)
             progress = EpochProgress.from_packed(packed)
@@ -256,7 +256,7 @@ class ResumeRequest:
 
     epochs: int | None = None  # None: as before
     trials: tuple[int, ...] | None = None  # their numbers; None: all that are open
-    trials_each: int = 1
+    trials_per_config: int = 1
     """How many of the store's trials, its folds, belong to each number in `trials`."""
     more: bool = False  # whether the searcher has more to suggest, even if the run is finished
 
@@ -264,7 +264,7 @@ class ResumeRequest:
         further = self.epochs is not None and self.epochs > record.done
         if self.trials is None:
             return further if record.status == "finished" else record.is_open
-        is_named = record.number // self.trials_each in self.trials
+        is_named = record.number // self.trials_per_config in self.trials
         return is_named and (record.status != "finished" or further)
 
 
@@ -331,7 +331,7 @@ def restore(
     with store.group():
         for record in saved.records:
             if request.includes(record):
-                number = record.number // request.trials_each
+                number = record.number // request.trials_per_config
                 last = restored.decisions.get(number, LastDecision())
                 # The user trains further what the searcher has paused: names it, or named it before
                 # an interruption. It was at its target, which has been raised since.

@@ -444,7 +444,7 @@ class HeldByWorkers:
         self._free: dict[int, list[int]] = {}  # by worker: trials of which it can free everything
 
     def take(self, worker: int, trial: int) -> tuple[int, ...]:
-        """Note that a worker gets a unit of a trial; return the trials that it can free."""
+        """Record that a worker gets a unit of a trial; return the trials that it can free."""
         self._workers.setdefault(trial, set()).add(worker)
         return tuple(self._free.pop(worker, ()))
 

@@ -608,7 +608,7 @@ def _lacks_value(item: Any) -> bool:
 
 
 def _all_elements(column: str, items: Sequence[Any]) -> ColumnData | None:
-    """Make a column from elements; return None if their own lengths differ."""
+    """Make a column with one row per element; return None if the elements' shapes differ."""
     if not isinstance(items[0], (list, tuple)):
         return from_rows(column, items).as_fixed()
     try:

@@ -82,7 +82,7 @@ class EpochOrder:
 
     @cached_property
     def _places(self) -> list[tuple[int, int]]:
-        """The pool of each part, and the number of its group there; parts take pools in turn."""
+        """Each part's pool and its group's number in that pool. Parts take the pools in turn."""
         groups = [-(-len(pool) // GROUP) for pool in self.pools]
         if self.shuffle == "rows":
             groups = [len(self.shard_rows)]
@@ -306,7 +306,7 @@ class Sampling:
 
 
 def require_weights(values: Array, column: str, shard: int | None) -> None:
-    """Raise InputError, naming the shard if given, unless all values are finite and at least 0."""
+    """Raise InputError unless all weights are finite and at least 0; name `shard` if given."""
     right = np.isfinite(values) & (values >= 0)
     if not right.all():
         row = int(np.flatnonzero(~right.reshape(-1))[0])

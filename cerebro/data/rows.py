@@ -98,7 +98,7 @@ def covers(part: Part, other: Part) -> bool:
 
 
 def repeats(part: Part) -> bool:
-    """Return whether a part has a row more than once; cheap for ranges and ascending rows."""
+    """Return whether a part has duplicate rows; cheap for ranges and ascending rows."""
     if isinstance(part, range) or bool((part[1:] > part[:-1]).all()):
         return False
     return len(np.unique(part)) < len(part)

@@ -200,7 +200,7 @@ def _sample_values(values: Array) -> Array:
 
 
 def _compute_explained_share(samples: Sequence[Array]) -> float:
-    """Return the share of the variance that the shards explain, beyond what chance may explain."""
+    """Return the between-shard share of the variance, minus the share expected by chance."""
     samples = [sample for sample in samples if len(sample)]
     rows = sum(map(len, samples))
     if len(samples) < 2 or rows <= len(samples):

@@ -110,7 +110,7 @@ class View:
         )
 
     def holds(self, view: View) -> bool:
-        """Return whether `view`, of the same shards, has only rows of this view.
+        """Return whether a view of the same shards selects a subset of this view's rows.
 
         Transforms and sampling must be equal too, unless this view has none.
         """

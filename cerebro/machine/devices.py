@@ -136,7 +136,7 @@ def is_gpu(name: str) -> bool:
 
 
 def are_gpus(devices: Sequence[str]) -> bool:
-    """Return whether models are trained on GPUs, which are never combined with the CPU."""
+    """Return whether `devices` are GPUs; the list never mixes GPUs and the CPU."""
     return is_gpu(devices[0])
 
 

@@ -245,7 +245,7 @@ def hash_seed(variables: Mapping[str, Any] | None = None) -> str:
 
 
 def _variables(threads: int | None) -> dict[str, str]:
-    """Return `variables`, and with `threads`, variables that set a different number of threads."""
+    """Return `read_variables()`; with `threads`, also thread variables that differ from it."""
     values = read_variables()
     for name in THREAD_VARIABLES:
         value = os.environ.get(name)

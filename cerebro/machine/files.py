@@ -246,7 +246,7 @@ def is_network_file_system(path: str | os.PathLike[str]) -> bool:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return how many bytes can be written to a folder; limited by memory if it is in memory."""
+    """Return the free bytes of a folder's file system; on tmpfs, at most the available memory."""
     status = os.statvfs(folder)
     free = status.f_bavail * status.f_frsize
     return min(free, available_memory()) if is_memory(folder) else free

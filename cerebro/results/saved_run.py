@@ -101,7 +101,7 @@ class SavedRun:
         return self._records
 
     @property
-    def trials_each(self) -> int:
+    def trials_per_config(self) -> int:
         """The number of trials per configuration: one, or one for each fold."""
         folds = self.meta["folds"]
         return 1 if folds is None else len(folds["folds"])
@@ -112,7 +112,7 @@ class SavedRun:
         if self.meta["folds"] is None:
             return self.records
         if self._configurations is None:
-            self._configurations = gather_configurations(self.records, self.trials_each)
+            self._configurations = gather_configurations(self.records, self.trials_per_config)
         return self._configurations
 
     @property
@@ -121,7 +121,7 @@ class SavedRun:
 
     def best_epoch(self, record: TrialRecord) -> int | None:
         """Return the epoch that ``keep="best"`` keeps; for a fold, its configuration's best."""
-        number = record.number // self.trials_each
+        number = record.number // self.trials_per_config
         if number < len(self.configurations):
             record = self.configurations[number]
         return record.best_epoch(self.metric, self.mode)
@@ -180,7 +180,7 @@ class SavedRun:
             check_meta(meta)  # now, so that a missing part is reported as damage
             (count,) = connection.execute("SELECT count(*) FROM trials").fetchone()
             self.meta = self._relocate_own_rows(meta)
-            self.trial_count = count // self.trials_each
+            self.trial_count = count // self.trials_per_config
             self._configurations = None
             # Means over folds are not in the store.
             if held is None or count <= held or meta["folds"] is not None:
@@ -255,7 +255,7 @@ class SavedRun:
 
     def _split_number(self, number: int | None) -> dict[str, int | None]:
         """Return the user's trial and fold for a stored trial; None stands for the run itself."""
-        folds = self.trials_each
+        folds = self.trials_per_config
         place = {"trial": None if number is None else number // folds}
         if self.meta["folds"] is not None:
             place["fold"] = None if number is None else number % folds
@@ -273,7 +273,7 @@ class SavedRun:
             rows = connection.execute(
                 "SELECT trial / ?1, min(started), max(started + seconds) FROM units "
                 "GROUP BY trial / ?1",
-                (self.trials_each,),
+                (self.trials_per_config,),
             )
             return {trial: (begin, end) for trial, begin, end in rows}
 
@@ -382,7 +382,7 @@ class SavedRun:
         return self._data[name]
 
     def _open(self, name: str, *, check: bool = True) -> Dataset:
-        """Open the run's data; if it has moved, say how to record its new path."""
+        """Open the run's data; if it is missing, InputError has the command to record a move."""
         path = self.meta[name]["path"]
         try:
             return Dataset.from_spec(self.meta[name], check=check)
@@ -398,10 +398,10 @@ class SavedRun:
             ) from error
 
     def new_places(self, views: Mapping[str, Dataset | None]) -> dict[str, dict[str, Any]]:
-        """Return new records of the datasets that are no longer at their recorded paths.
+        """Return updated records of datasets that have moved.
 
-        `views` are the run's ``"data"`` and ``"validation"`` at their current places. A copy used
-        beside an existing dataset, such as one on a local disk, gets no record.
+        `views` has the datasets ``"data"`` and ``"validation"`` as opened now. If the recorded path
+        still exists, the record stays: the opened dataset is a copy, such as one on a local disk.
         """
         places = {}
         for name, view in views.items():

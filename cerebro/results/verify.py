@@ -172,7 +172,7 @@ def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
         if record.number != expected:
             yield Problem(f"trial {expected}", "it has no row", advice)
             break  # the numbers of all later trials would be shifted
-    missing = -len(saved.records) % saved.trials_each
+    missing = -len(saved.records) % saved.trials_per_config
     if missing:
         where = f"trial {len(saved.records) - 1}"
         yield Problem(where, f"after it {missing} folds of its configuration have no row", advice)

@@ -216,7 +216,7 @@ def import_file(
     search if the names in `sought` are then defined. Exceptions of the file are passed on.
     """
     file = Path(path).resolve()
-    plain_name = name or _name_in_package(file)
+    plain_name = name or _make_module_name(file)
     loaded = sys.modules.get(plain_name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(file):
         return loaded
@@ -246,7 +246,7 @@ def import_file(
     return module
 
 
-def _name_in_package(file: Path) -> str:
+def _make_module_name(file: Path) -> str:
     """Return the file's stem, after the names of its packages if it has relative imports."""
     try:
         statements = ast.parse(file.read_bytes()).body

@@ -176,7 +176,7 @@ class Settings(SearchSettings):
         return self.validation is not None or self.folds is not None
 
     @property
-    def trials_each(self) -> int:
+    def trials_per_config(self) -> int:
         """The number of trials per configuration: one, or one for each fold."""
         return 1 if self.folds is None else len(self.folds)
 

@@ -226,8 +226,8 @@ class SuccessiveHalving(BracketSearcher):
     """Train all configurations briefly, then the best ``1/reduction_factor`` longer, and so on.
 
     The synchronous algorithm of Jamieson and Talwalkar ("Non-stochastic Best Arm Identification and
-    Hyperparameter Optimization", AISTATS 2016): a rung is compared when all of its trials are done;
-    the promoted trials continue from where they paused.
+    Hyperparameter Optimization", AISTATS 2016): the trials of a rung are compared once all of them
+    are done; promoted trials continue where they paused.
 
     Parameters
     ----------
@@ -238,8 +238,8 @@ class SuccessiveHalving(BracketSearcher):
 
     Notes
     -----
-    The search's ``n_trials`` is the number of configurations. By default, it is the number that
-    leaves one configuration for the last rung. With only a time limit, brackets follow each other.
+    The search's ``n_trials`` is the number of configurations. By default, one configuration reaches
+    the last rung. With only a time limit, a new bracket begins when one ends.
     If ``n_trials`` is larger when a run is resumed, another bracket compares the additional ones.
     """
 

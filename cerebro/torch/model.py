@@ -269,7 +269,7 @@ class Model(TorchModel):
             if accumulate != 1:
                 raise InputError("graph=True on a GPU replays whole steps: leave out accumulate")
             make_capturable(optimizers)
-            self._train = self._compile_graphed(CudaRecorder(device))
+            self._train = self._compile_graphed_step(CudaRecorder(device))
         elif train_step is not None:
             self._train = self._compile(self._call_train_step)
         else:
@@ -521,7 +521,7 @@ class Model(TorchModel):
             raise InputError(f"train_step must return a dict of metrics, not {returned!r}")
         return self._meters.keep_returned(returned or {})
 
-    def _compile_graphed(self, recorder: CudaRecorder) -> Callable[[Batch], Values]:
+    def _compile_graphed_step(self, recorder: CudaRecorder) -> Callable[[Batch], Values]:
         graphed = self._graphed = GraphedStep(
             lambda batch: self._take_step(batch, 0),
             self._network.parts,

@@ -98,7 +98,7 @@ class Numbers:
         self.take_groups()
 
     def take_groups(self) -> bool:
-        """Store the optimizers' current groups; return whether the objects have changed."""
+        """Store the optimizers' ``param_groups``; return whether any group was replaced."""
         before = [group for group, _ in self._groups]
         self._groups = [(group, item) for item in self.optimizers for group in item.param_groups]
         return are_different_objects([group for group, _ in self._groups], before)

@@ -14,10 +14,11 @@ from cerebro.torch.state import collect_updates, load_updates
 
 
 class Updates(Part):
-    """Makes an update after about `accumulate` batches, and steps the schedulers when they are due.
+    """Accumulates gradients, updates the parameters, and steps the schedulers.
 
-    If `steps_by_update`, ``scheduler_step="batch"`` means after every update. If `in_core`, the
-    core makes the optimizers' steps where it can.
+    An update follows about every `accumulate` batches. With `steps_by_update`,
+    ``scheduler_step="batch"`` means after each update. With `in_core`, the core runs the
+    optimizers' steps where it can.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ class BeatClock(TaskClock):
 
     @property
     def identity(self) -> tuple[int, int]:
-        """What differs between two tasks of any workers of the process."""
+        """A key unique to the current task among all workers of this process."""
         return id(self), self._began
 
     @property

@@ -269,7 +269,7 @@ class SwitchedStream(io.TextIOBase):
 
     @contextlib.contextmanager
     def redirect_to(self, path: Path, every: list[logging.StreamHandler[Any]]) -> Iterator[None]:
-        """Redirect the standard stream, and its handlers of `every`, to a file for a unit."""
+        """Redirect the stream, and the handlers in `every` that write to it, to a file."""
         before: Any = getattr(sys, self._name)
         handlers = [h for h in every if h.stream is before and before is not self]
         self._path = path

@@ -149,7 +149,7 @@ class RunContext:
         return None if self.folds is None else trial % len(self.folds)
 
     def check_files(self) -> None:
-        """Raise CorruptDataError, which names the file, if a data file was truncated or removed."""
+        """Raise CorruptDataError with the file's name if a data file is truncated or missing."""
         for view in [self.train] if self.validation is None else [self.train, self.validation]:
             for shard in range(view.num_shards):
                 view.shards.check_sizes(shard)

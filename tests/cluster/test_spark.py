@@ -125,7 +125,7 @@ def test_a_search_that_is_interrupted_leaves_no_job(data, tmp_path, caches, spar
     wait_until(lambda: not left_over(caches) and not active_jobs(spark))
 
 
-def test_an_unusable_session_is_refused(spark):
+def test_unusable_sessions_and_worker_counts_are_refused(spark):
     with pytest.raises(InputError, match=r"must be a pyspark.sql.SparkSession, not str"):
         cerebro.spark.Executor("spark://10.0.0.1:7077")
     with pytest.raises(InputError, match="workers"):
@@ -133,6 +133,9 @@ def test_an_unusable_session_is_refused(spark):
     connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     with pytest.raises(InputError, match=r"Spark Connect session.*classic session"):
         cerebro.spark.Executor(connect)
+
+
+def test_an_executor_can_be_copied_and_shows_its_arguments(spark):
     executor = cerebro.spark.Executor(spark, 2, replicas=2)
     assert "workers=2, replicas=2" in repr(executor)
     assert repr(copy.deepcopy(executor)) == repr(executor)

@@ -166,7 +166,7 @@ def test_a_graph_gives_the_bits_of_the_capturable_step(optimizer, scheduled):
 
     graphed = model(optimizer, schedule=cosine if scheduled else None, graph=True, clip_norm=1.0)
     plain = model(optimizer, schedule=cosine if scheduled else None, graph=True, clip_norm=1.0)
-    plain._train = plain._compile_graphed(Never())
+    plain._train = plain._compile_graphed_step(Never())
     assert train(graphed) == train(plain)
     assert packed(graphed) == packed(plain)
     if optimizer == "rmsprop" and scheduled:
@@ -196,14 +196,14 @@ def test_a_graph_gives_the_bits_of_a_loop_by_hand():
 
 def test_mixed_precision_is_captured():
     graphed, plain = model(graph=True, amp="bf16"), model(graph=True, amp="bf16")
-    plain._train = plain._compile_graphed(Never())
+    plain._train = plain._compile_graphed_step(Never())
     assert train(graphed) == train(plain)
     assert packed(graphed) == packed(plain) and is_captured(graphed)
 
 
 def test_a_state_that_is_loaded_keeps_the_graph():
     graphed, plain = model(graph=True), model(graph=True)
-    plain._train = plain._compile_graphed(Never())
+    plain._train = plain._compile_graphed_step(Never())
     train(graphed), train(plain)
     state = StateArena().to_host(plain.state_dict())
     kept = _core.unpack_state(_core.pack_state(state), "torch")
@@ -225,7 +225,7 @@ def test_a_step_with_random_numbers_of_the_host_is_not_captured():
             return cerebro.torch.Model(net, optimizer=optimizer, step=step, graph=True)
 
     graphed, plain = made(), made()
-    plain._train = plain._compile_graphed(Never())
+    plain._train = plain._compile_graphed_step(Never())
     assert train(graphed) == train(plain)
     assert packed(graphed) == packed(plain) and not is_captured(graphed)
 
@@ -246,7 +246,7 @@ def test_a_wait_in_the_step_refuses_the_capture_and_the_device_stays_usable(wait
     graphed, plain = model(graph=True), model(graph=True)
     for a_model, recorder in ((graphed, CudaRecorder(torch.device(GPU))), (plain, Never())):
         a_model._objective._loss = loss
-        a_model._train = a_model._compile_graphed(recorder)
+        a_model._train = a_model._compile_graphed_step(recorder)
     current = torch.cuda.current_stream()
     assert train(graphed) == train(plain)
     assert graphed._graphed.refusal.startswith(refusal)
@@ -260,7 +260,7 @@ def test_a_wait_in_the_step_refuses_the_capture_and_the_device_stays_usable(wait
 def test_collecting_an_older_graph_during_a_capture_changes_nothing():
     """Models and their graphs are in cycles: Python's collector destroys them when it likes."""
     older, graphed, plain = model(graph=True), model(graph=True), model(graph=True)
-    plain._train = plain._compile_graphed(Never())
+    plain._train = plain._compile_graphed_step(Never())
     train(older)
     assert is_captured(older)
     thresholds = gc.get_threshold()
@@ -277,7 +277,7 @@ def test_collecting_an_older_graph_during_a_capture_changes_nothing():
 
             return super().capture(collecting)
 
-    graphed._train = graphed._compile_graphed(Collecting(torch.device(GPU)))
+    graphed._train = graphed._compile_graphed_step(Collecting(torch.device(GPU)))
     try:
         assert train(graphed) == train(plain)
     finally:

@@ -420,9 +420,9 @@ def test_resume_reports_a_self_pruned_trial_to_the_study(data, tmp_path):
 
 
 @WORKERS
-def test_a_trial_has_its_number_and_attributes_everywhere(data, tmp_path, workers):
+def test_workers_and_later_loads_see_the_trials_number_and_attributes(data, tmp_path, workers):
     study = new_study()
-    for _ in range(3):  # of an earlier day
+    for _ in range(3):  # trials 0 to 2 belong to an earlier search
         study.tell(study.ask(), state=optuna.trial.TrialState.FAIL)
     study.enqueue_trial({"x": 0.25}, user_attrs={"memo": "warm"})
 
@@ -446,7 +446,7 @@ def test_a_trial_has_its_number_and_attributes_everywhere(data, tmp_path, worker
     values = {trial.number: trial.value for trial in study.trials[3:]}
     assert values == {3: 3.0, 4: None, 5: 5.0, 6: 6.0}
     assert [set(trial.config) for trial in result.trials] == [{"x"}] * 3
-    for trial in cerebro.open(run, build=build).trials:  # on another day
+    for trial in cerebro.open(run, build=build).trials:  # after reopening the run
         assert trial.load().loss == trial.metrics["loss"]
         assert cerebro.replay(run, trial.number, build).identical
 

@@ -156,7 +156,7 @@ def _is_here(family: int, place: Any) -> bool:
 
 
 def _expect_grpc(connection: socket.socket) -> None:
-    """Exchange the first frames of HTTP/2, the protocol of Ray's servers."""
+    """Raise ConnectionError unless the server answers an HTTP/2 preface, as Ray's do."""
     settings = b"\0\0\0\4\0\0\0\0\0"  # an empty frame: length, type, flags, stream
     connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
     answer = b""

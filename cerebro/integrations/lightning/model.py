@@ -213,7 +213,7 @@ class LightningModel(TorchModel):
             result = loss.detach(), {**extra, "loss": detached}
             return detached
 
-        if trainer.gathers:
+        if trainer.is_accumulating:
             closure()
         else:
             wrapped = trainer.strategy._lightning_optimizers[0]
@@ -245,7 +245,7 @@ class LightningModel(TorchModel):
     def _step_schedulers(self, interval: str, *, plateau: bool) -> None:
         """Step the schedulers that a Trainer steps now; only with automatic optimization."""
         trainer = self._bound_trainer
-        if not self.net.automatic_optimization or (interval == "step" and trainer.gathers):
+        if not self.net.automatic_optimization or (interval == "step" and trainer.is_accumulating):
             return
         count = (trainer.batch_index if interval == "step" else trainer.current_epoch) + 1
         for config in self._configs:
@@ -291,7 +291,7 @@ class LightningModel(TorchModel):
         trainer = self._bound_trainer
         trainer.num_val_batches = [len(batches)] if hasattr(batches, "__len__") else []
         # Drop gradients as a Trainer does; older versions have no hook for it.
-        is_closed = trainer.batch_index >= 0 and not trainer.gathers
+        is_closed = trainer.batch_index >= 0 and not trainer.is_accumulating
         if is_closed and hasattr(self.net, "on_validation_model_zero_grad"):
             self._hooks.call("on_validation_model_zero_grad")
         with self._evaluating():
@@ -382,7 +382,7 @@ class LightningModel(TorchModel):
         keeps_gradients = (
             not self.net.automatic_optimization
             or overrides(self.net, "optimizer_zero_grad")
-            or (trainer.batch_index >= 0 and trainer.gathers)
+            or (trainer.batch_index >= 0 and trainer.is_accumulating)
         )
         network.add_new_parameters()
         state["gradients"] = network.gradients() if keeps_gradients else {}

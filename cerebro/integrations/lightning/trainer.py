@@ -315,7 +315,7 @@ class Trainer:
         return self.batch_index + 1 == self.num_training_batches
 
     @property
-    def gathers(self) -> bool:
+    def is_accumulating(self) -> bool:
         """Whether the window of ``accumulate_grad_batches`` needs more batches."""
         is_full = (self.batch_index + 1) % self.accumulate_grad_batches == 0
         return not is_full and not self.is_last_batch

@@ -359,7 +359,7 @@ class StudySearcher(Searcher):
     # --- resuming --------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's trials whose results the study does not have yet."""
+        """Return the counters and the open trials: those without a result in the study."""
         return {
             "count": self._count,
             "lost": self._lost,

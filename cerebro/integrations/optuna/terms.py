@@ -121,7 +121,7 @@ def make_storable(value: Any) -> Any:
 
 
 def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
-    """Return the Optuna distribution of a dimension; raise InputError if Optuna has no such one."""
+    """Convert a dimension to an Optuna distribution; raise InputError if Optuna has none for it."""
     kinds = optuna.distributions
     if isinstance(dimension, Uniform):
         # Optuna warns if steps do not reach the end.

@@ -472,14 +472,14 @@ class Variants(Source):
             sample += 1
 
 
-def find_unset(what: str, it: Any, prefix: str, metric: str, mode: str) -> list[str | None]:
-    """Return the search's metric and mode, or None for what an object of Tune's was made with.
+def find_unset(what: str, target: Any, prefix: str, metric: str, mode: str) -> list[str | None]:
+    """Return the metric and mode that a Tune object still needs; None for those it already has.
 
-    Raises InputError if it was made with others.
+    Raises InputError if it was made with a different metric or mode.
     """
     unset: list[str | None] = []
     for name, value in (("metric", metric), ("mode", mode)):
-        had = getattr(it, prefix + name, None)
+        had = getattr(target, prefix + name, None)
         if had is not None and had != value:
             raise InputError(
                 f"{name}={value!r}, but the {what} was made with {name}={had!r}: give the same, "

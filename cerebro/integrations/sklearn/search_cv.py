@@ -470,7 +470,7 @@ def _seed_of(random_state: Any) -> int:
 
 
 def _name_bad_cell(name: str, given: Any) -> None:
-    """Raise InputError for the first cell, by columns, of text that is not a number."""
+    """Raise InputError for the first non-numeric text cell, searching column by column."""
     labels = [str(label) for label in getattr(given, "columns", ())]
     cells = np.asarray(given, object)
     for at, column in enumerate(cells.reshape(len(cells), -1).T):

@@ -331,7 +331,7 @@ def check_tables(connection: sqlite3.Connection, file: Path) -> None:
 
 
 def check_rows(connection: sqlite3.Connection, *tables: str, where: str = "1") -> None:
-    """Raise TypeError if a row that meets the SQL condition `where` has an invalid value."""
+    """Raise TypeError if a row matching the SQL condition `where` has an invalid value."""
     for table in tables:
         wrong = " OR ".join(text.format(name) for name, text in _WRONG[table].items())
         row = connection.execute(

@@ -113,7 +113,7 @@ def test_compare_runs_of_different_lengths(
     assert "no configuration in common" in text
 
 
-def test_logs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_shows_each_trials_output(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "logs", runs / "first")
     assert "--- trial 0\na rate of 0.01\n" in text and "--- trial 1\na rate of 0.1\n" in text
     assert output(capsys, "logs", runs / "first", "--trial", "1") == "a rate of 0.1\n"
@@ -121,7 +121,9 @@ def test_logs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["logs", str(runs / "first"), "--trial", "7"]) == 1
 
 
-def test_show_as_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_as_json_has_the_trials_and_errors_of_the_result(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = cerebro.open(runs / "first")
     found = document(capsys, "show", runs / "first")
     assert found["best"] == result.best.number

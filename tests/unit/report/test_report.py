@@ -485,12 +485,19 @@ def test_gantt_draws_each_worker_and_counts(result: Any, matplotlib: Any) -> Non
     assert sum("busy" in text.get_text() for text in axes.texts) == 2
 
 
-def test_gantt_joins_neighbours_of_one_trial(matplotlib: Any) -> None:
-    units = make_units(2, 1)
-    stretches = gantt._find_stretches(units, ("trial",), gap=0.01)
-    assert [(units[a]["trial"], b - a + 1) for a, b in stretches] == [(0, 4), (1, 4)] * 2
-    apart = [{**unit, "start": unit["start"] + 1.0 * i} for i, unit in enumerate(units)]
-    assert len(gantt._find_stretches(apart, ("trial",), gap=0.01)) > 4
+def test_gantt_joins_adjacent_units_of_one_trial_and_kind(matplotlib: Any) -> None:
+    from matplotlib.collections import PolyCollection
+
+    def count_bars(units: list[dict[str, Any]]) -> int:
+        result = make_result([make_trial(n, [0.5, 0.6]) for n in range(2)], units)
+        axes = plots.plot(result, kind="gantt").axes[0]
+        bars = [c for c in axes.collections if isinstance(c, PolyCollection)]
+        return sum(len(c.get_paths()) for c in bars)
+
+    units = make_units(2, 1)  # for each trial and epoch: three train units, then one eval unit
+    assert count_bars(units) == 2 * 2 * 2
+    apart = [{**u, "start": u["start"] + i, "end": u["end"] + i} for i, u in enumerate(units)]
+    assert count_bars(apart) == len(units)
 
 
 def test_gantt_of_a_long_run_has_few_artists(matplotlib: Any) -> None:

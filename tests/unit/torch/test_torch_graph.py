@@ -145,7 +145,7 @@ def model(recorder=None, optimizer=adam, schedule=None, **options):
         graph=True,
         **options,
     )
-    result._train = result._compile_graphed(Refuses() if recorder is None else recorder)
+    result._train = result._compile_graphed_step(Refuses() if recorder is None else recorder)
     return result
 
 
@@ -283,7 +283,7 @@ def test_random_numbers_of_the_host_cannot_be_replayed():
     def made(recorder):
         net = network()
         a_model = cerebro.torch.Model(net, optimizer=adam(net), step=step, graph=True)
-        a_model._train = a_model._compile_graphed(recorder)
+        a_model._train = a_model._compile_graphed_step(recorder)
         return a_model
 
     a_model, ordinary = made(Again()), made(Refuses())
@@ -303,7 +303,7 @@ def test_a_metric_that_python_counts_cannot_be_replayed():
     a_model = cerebro.torch.Model(
         net, optimizer=adam(net), loss=functional.cross_entropy, metrics={"n": count}, graph=True
     )
-    a_model._train = a_model._compile_graphed(Again())
+    a_model._train = a_model._compile_graphed_step(Again())
     train(a_model)
     assert a_model._graphed.refusal == (
         "it is not the ordinary step: the metric 'n' of the graph differs"

@@ -168,15 +168,15 @@ def test_models_and_slots_of_trials_that_have_ended_are_released(context):
     assert event.dropped == ()  # the coordinator knows that it has ended
 
 
-def test_every_unit_seals_its_state_and_the_epochs_hash_is_its_seal(context):
+def test_each_unit_seals_its_state_and_the_last_ones_hash_is_the_epochs(context):
     runner = UnitRunner(context, worker=0)
     for position in range(3):
         event = done(runner, task(position, position))
         slots = _core.Slots(str(Path(context.folders.slots, "0")), False)
-        found = slots.sealed()
-        assert found is not None and found[:2] == (position + 1, position)
+        sealed = slots.sealed()
+        assert sealed is not None and sealed[:2] == (position + 1, position)
         slots.close()
-    assert event.state.hash == _core.hash_state(found[2])
+    assert event.state.hash == _core.hash_state(sealed[2])
     runner.close()
 
 
