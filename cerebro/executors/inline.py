@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pdb
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from cerebro.executors.base import Wake
 from cerebro.machine import generators, guard
@@ -48,7 +50,7 @@ class InlineExecutor:
         # a search in another thread.
         device = self._runner.context.device
         keep = generators.reserve_generators("torch" in sys.modules)
-        with keep, use_device(device), _keep_directory(), guard_trial():
+        with keep, use_device(device), _keep_directory(), guard_trial(), _show_debugger():
             return [jobs.execute(self._runner, task)]
 
     def replace(self, worker: int) -> int:
@@ -69,3 +71,19 @@ def _keep_directory() -> Iterator[None]:
         yield
     finally:
         os.chdir(before)
+
+
+@contextlib.contextmanager
+def _show_debugger() -> Iterator[None]:
+    """Have ``breakpoint()`` print where the user looks: what a unit prints goes to its log."""
+    stdout, before = sys.stdout, sys.breakpointhook
+
+    def set_trace(*_: Any, **__: Any) -> None:
+        pdb.Pdb(stdout=stdout).set_trace(sys._getframe(1))
+
+    if before is sys.__breakpointhook__ and "PYTHONBREAKPOINT" not in os.environ:
+        sys.breakpointhook = set_trace
+    try:
+        yield
+    finally:
+        sys.breakpointhook = before

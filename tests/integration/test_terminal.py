@@ -88,3 +88,17 @@ def test_a_search_outlives_its_terminal(tmp_path: Any) -> None:
     assert errors.count("the display failed, so the search continues without it") == 1
     assert "the end" in errors
     assert cerebro.open(tmp_path / "run").status == "finished"
+
+
+def test_a_breakpoint_in_a_unit_talks_to_the_terminal(tmp_path: Any) -> None:
+    """With ``workers=0``, although what the unit prints goes to its log."""
+    program = SEARCH.replace("time.sleep(0.01)", "stop()").replace("epochs=1000", "epochs=1")
+    program = program.replace("class Model", "stops = []\nclass Model").replace(
+        "x = np", "def stop():\n    stops or (stops.append(1), breakpoint())\n\nx = np"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, str(tmp_path), "0"],
+        input="p 6 * 7\nc\n", capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "(Pdb) 42\n" in done.stdout
