@@ -23,6 +23,7 @@ from cerebro.searchers import (
     MedianStopping,
     SuccessiveHalving,
 )
+from cerebro.searchers.halving import OpenRung
 
 EPOCHS = 4
 SPACE = {"lr": cerebro.loguniform(0.003, 0.5), "batch_size": [5, 10]}
@@ -281,7 +282,7 @@ def test_a_searcher_that_does_not_repeat_its_decisions_is_refused(data, tmp_path
 
     with pytest.raises(KeyboardInterrupt):
         run(data, tmp_path / "run", "asha", width=3, callbacks=[Interrupt()])
-    monkeypatch.setattr(ASHA, "_promote_trial", lambda self: None)
+    monkeypatch.setattr(OpenRung, "pop_promoted", lambda self: None)
     with pytest.raises(
         InputError, match=r"ASHA does not repeat its stored decisions: it decided res"
     ):

