@@ -255,7 +255,7 @@ class Inbox:
     def _read(self, name: str) -> Command:
         """Read a command file of any file type, without following links or blocking."""
         if not name.endswith(".json"):
-            raise ValueError("its name does not end in .json")
+            raise ValueError("it is not a command: its name does not end in .json")
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(name, flags, dir_fd=self._fd)
         try:
