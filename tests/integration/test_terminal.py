@@ -96,9 +96,11 @@ def test_a_breakpoint_in_a_unit_talks_to_the_terminal(tmp_path: Any) -> None:
     program = program.replace("class Model", "stops = []\nclass Model").replace(
         "x = np", "def stop():\n    stops or (stops.append(1), breakpoint())\n\nx = np"
     )
+    # Ray sets the variable, which chooses another debugger.
+    variables = {k: v for k, v in os.environ.items() if k != "PYTHONBREAKPOINT"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program, str(tmp_path), "0"],
-        input="p 6 * 7\nc\n", capture_output=True, text=True, timeout=60,
+        env=variables, input="p 6 * 7\nc\n", capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "(Pdb) 42\n" in done.stdout
