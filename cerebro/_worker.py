@@ -88,7 +88,7 @@ class Process:
 
     def __init__(self, turns: Turns | None = None) -> None:
         self.turns = turns
-        self.context: tuple[bytes, RunContext] | None = None  # of the run, and its pickle
+        self.context: tuple[bytes, RunContext] | None = None  # the run's, after its pickle
         self.late = None if turns is None else LateTasks()
         self.runners: list[UnitRunner] = []
 

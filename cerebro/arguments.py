@@ -1,7 +1,7 @@
 """Check arguments, and explain keywords that do not exist.
 
-For a keyword of Optuna, Ray Tune, Keras, Lightning or scikit-learn, the error of a function with
-`explain_keywords` names our own; for a misspelled one, the most similar.
+If a function with `explain_keywords` is called with a keyword of Optuna, Ray Tune, Keras, Lightning
+or scikit-learn, the error names Cerebro's; for a misspelled one, the most similar.
 """
 
 from __future__ import annotations

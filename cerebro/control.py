@@ -57,7 +57,9 @@ class Command:
         except (ValueError, RecursionError):
             raise ValueError("it is not JSON") from None
         if not isinstance(value, dict) or not value.keys() <= {"command", "trial"}:
-            raise ValueError("it is not a command: an object with only 'command' and 'trial'")
+            raise ValueError(
+                "it is not a command, which is an object with only 'command' and 'trial'"
+            )
         verb, trial = value.get("command"), value.get("trial")
         if verb not in VERBS:
             raise ValueError(f"its command is not one of {', '.join(VERBS)}")

@@ -16,6 +16,7 @@ import numpy as np
 from cerebro.errors import InputError
 
 FRAMEWORKS = ("torch", "numpy", "jax", "dlpack")
+SAME_MODEL = "build must make the same model from the same configuration"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import cerebro._core as _core
 from cerebro.arguments import check_real_number
 from cerebro.errors import InputError, StateError
 from cerebro.machine import cuda, turns
-from cerebro.model import Words
+from cerebro.model import SAME_MODEL, Words
 
 Batch = dict[str, Any]
 _Array = NDArray[Any]
@@ -236,7 +236,7 @@ def _pair_arrays(
         names = ", ".join(map(str, others)) if isinstance(others, Mapping) and others else "nothing"
         raise StateError(
             f"the state has {kind} of {names}, but this cerebro.native.Model has {kind} of "
-            f"{', '.join(own)}: build must make the same model from the same configuration"
+            f"{', '.join(own)}: {SAME_MODEL}"
         )
     pairs = []
     for name, array in own.items():

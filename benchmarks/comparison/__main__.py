@@ -5,8 +5,8 @@ more. In one workload a worker is then killed, three times. The slow rivals, whi
 every step or start a job for every configuration, take 6 to 12 times as long as the others. They
 run once, in three workloads. With ``--quick`` there is one round, the slow ones have only the
 workload in which a worker is killed, and the killed workers come last, once each. When the time is
-up the remaining cells are named in the record, and ``--continue`` runs them, with the whole of a
-round that was cut off.
+up the remaining cells are named in the record, and ``--continue`` runs them; a round that was cut
+off is run again as a whole.
 ``--page`` writes `docs/comparison.md` and its pictures from the record.
 """
 
@@ -156,6 +156,8 @@ def measure(size: str, options: argparse.Namespace) -> None:
     ]
     if options.goes_on:
         found = record.load(options.record)
+        if found["size"] != size:
+            raise SystemExit(f"{options.record} has the size {found['size']!r}, not {size!r}")
         wanted = reopen(found, whole, wanted)
     else:
         found = record.header(size, options.note)
@@ -167,6 +169,11 @@ def measure(size: str, options: argparse.Namespace) -> None:
         comparison = Comparison(size, minutes, limit, folder)
         comparison.cells, comparison.left = found["cells"], found["left"]
         comparison.prepared = found["prepared"]
+        comparison.undisturbed = {
+            cell["rival"]: cell["seconds"]
+            for cell in found["cells"]
+            if cell["workload"] == KILLED and not cell["kill"] and not cell["why"]
+        }
         for cell in wanted:
             comparison.run(*cell)
             found["minutes"] = round(before + (time.time() - begun) / 60, 1)
@@ -174,19 +181,18 @@ def measure(size: str, options: argparse.Namespace) -> None:
 
 
 def reopen(found: record.Record, whole: list[CellPlan], wanted: list[CellPlan]) -> list[CellPlan]:
-    """Return the wanted cells of rounds that were cut off, and remove these from the record."""
+    """Return the wanted cells of rounds that were cut off, and remove their results."""
     rounds = {round_of(cell) for cell in wanted if named(*cell) in found["left"]}
-    found["cells"] = [
-        cell
+    again = [cell for cell in wanted if round_of(cell) in rounds]
+    removed = {named(*cell) for cell in again}
+    kept = {
+        named(cell["workload"], cell["rival"], cell["round"], cell["kill"]): cell
         for cell in found["cells"]
-        if (cell["workload"], cell["round"], cell["kill"]) not in rounds
-    ]
-    ran = {
-        named(cell["workload"], cell["rival"], cell["round"], cell["kill"])
-        for cell in found["cells"]
+        if named(cell["workload"], cell["rival"], cell["round"], cell["kill"]) not in removed
     }
-    found["left"] = [named(*cell) for cell in whole if named(*cell) not in ran]
-    return [cell for cell in wanted if round_of(cell) in rounds]
+    found["cells"] = list(kept.values())
+    found["left"] = [named(*cell) for cell in whole if named(*cell) not in kept]
+    return again
 
 
 def round_of(cell: CellPlan) -> tuple[str, int, bool]:

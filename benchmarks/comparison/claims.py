@@ -79,9 +79,9 @@ def killed(found: Record) -> str:
     always = sum(theirs == of for theirs, of in others)
     sometimes = sum(0 < theirs < of for theirs, of in others)
     return (
-        f"With a `kill -9` of a worker, all configurations end with the states of the undisturbed "
-        f"search in {same} of {tried} searches; of {len(others)} other ways to train them, "
-        f"{always} do this each time{f', and {sometimes} sometimes' if sometimes else ''}."
+        f"After a `kill -9` of a worker, all configurations still end with the undisturbed "
+        f"search's states in {same} of {tried} searches; of {len(others)} other ways to train "
+        f"them, {always} do this each time{f', and {sometimes} sometimes' if sometimes else ''}."
     )
 
 

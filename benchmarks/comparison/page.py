@@ -111,7 +111,7 @@ def accuracy_table(found: Record) -> str:
     for workload in WHAT:
         best = median(found, LOOP, workload, "best") or median(found, OURS, workload, "best")
         labels = WORKLOADS[workload].labels_of(found["size"])
-        # The interval of a perfect score has no half by this formula.
+        # By this formula, the interval of a perfect score would have the width 0.
         half = 1.96 * math.sqrt(best * (1 - best) / labels) if best and best < 1 else None
         halves.append(number(half, 2))
     return f"{all_table(found, 'best')}\n| {' | '.join(halves)} |"

@@ -2,7 +2,7 @@
 
 A workload's data are four ``.npy`` files that every rival maps, ``x y`` for training and ``vx vy``
 for validation, and the same rows as shards of Cerebro. Where the data are larger than the memory,
-everybody reads them in blocks that lie together on the disk.
+every rival reads them in contiguous blocks.
 """
 
 from __future__ import annotations

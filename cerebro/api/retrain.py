@@ -235,7 +235,7 @@ def _combine_folds(record: TrialRecord, folds: list[Replay]) -> Replay:
 
 
 def find_trial(result: Result, trial: int | Trial) -> Trial:
-    """Return the result's trial of this number; raise InputError if there is none."""
+    """Return the trial with this number; raise InputError if the result does not have it."""
     number = trial.number if isinstance(trial, Trial) else check_whole_number("trial", trial, 0)
     if number < len(result.trials):
         return result.trials[number]

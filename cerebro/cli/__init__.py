@@ -6,8 +6,8 @@ the reader of the output leaves, as in ``cerebro show | head``, unless the comma
 ``--traceback``, or ``CEREBRO_TRACEBACK=1`` in the environment, shows the origin of an error.
 
 Functions that begin with ``add`` add commands with their options to the parser. A command is a
-function that returns the exit status. It imports the other modules that it needs, so that mistakes
-in the arguments are reported without delay.
+function that returns the exit status. Heavy modules, such as those for plots, are imported by the
+command that needs them, so that mistakes in the arguments are reported without delay.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from cerebro.report import format as fmt
 
 if TYPE_CHECKING:
     from cerebro.data.manifest import Column
+    from cerebro.report.page import About
     from cerebro.results.saved_run import SavedRun
 
 KINDS = ("curves", "gantt", "parallel", "importance", "slice")
@@ -127,9 +128,9 @@ def _write_plot(result: Any, options: argparse.Namespace) -> Path:
 
 
 def _write_page(result: Any, options: argparse.Namespace, kinds: Sequence[str]) -> Path:
-    from cerebro.report.page import About, render_page
+    from cerebro.report.page import render_page
 
-    about = About(**_describe_run(result.saved))
+    about = _describe_run(result.saved)
     page = render_page(result, about, kinds=kinds, metric=options.metric, trials=options.trials)
     out = Path(options.out) if options.out else Path(result.path) / "report.html"
     if not options.out:
@@ -138,8 +139,10 @@ def _write_page(result: Any, options: argparse.Namespace, kinds: Sequence[str]) 
     return out
 
 
-def _describe_run(saved: SavedRun) -> dict[str, Any]:
+def _describe_run(saved: SavedRun) -> About:
     """Describe a run for its page; if its data has moved, only by the run's record of it."""
+    from cerebro.report.page import About
+
     meta, settings = saved.meta, saved.settings
     data = [("Training data", _describe_data(saved, "data"))]
     if meta["validation"] is not None:
@@ -154,13 +157,9 @@ def _describe_run(saved: SavedRun) -> dict[str, Any]:
     if not described and written:
         described = [("as it was written", written)]
     times = {n: meta[n] for n in ("started", "ended") if isinstance(meta.get(n), (int, float))}
-    return {
-        **times,
-        "data": data,
-        "space": described,
-        "settings": settings,
-        "environment": saved.environment,
-    }
+    return About(
+        **times, data=data, space=described, settings=settings, environment=saved.environment
+    )
 
 
 def _describe_data(saved: SavedRun, name: str) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """Look at runs, without changing them: ``list show logs compare verify``.
 
-``list``, ``show`` and ``logs`` print the runs in a folder, one run or trial, or their output;
-``compare`` how runs differ; ``verify`` whether a run's or a dataset's files match their checksums.
+``list``, ``show`` and ``logs`` print the runs in a folder, one run or trial, or their output.
+``compare`` prints how runs differ; ``verify`` checks the files of a run or a dataset.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class Agent:
         self._socket.give_back()
 
     def run(self, *, returns: bool = False) -> int:
-        """Serve the coordinator; `returns`: after a cut, so that a closed port ends it."""
+        """Serve the coordinator; `returns`: it was cut off before, so a closed port ends it."""
         hello = {
             "versions": list_versions(),
             "id": self._id,

@@ -50,7 +50,7 @@ class Engine:
 
 
 class Processes(Engine):
-    """Agents as processes on this machine, each with `variables` of its own; none is restarted."""
+    """Runs agents as processes of this machine, each with its own `variables`; restarts none."""
 
     def __init__(self, variables: list[dict[str, str]]) -> None:
         self.size = len(variables)

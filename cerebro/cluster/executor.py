@@ -174,7 +174,7 @@ class ClusterExecutor(ABC):
                 break
             if now >= self._next_look:
                 self._check_workers()
-                continue  # it may have put calls
+                continue  # it may have put calls to make
             due = min(self._next_look, self._next_look if end is None else end)
             descriptors = [events.fileno()] + ([] if wake is None else [wake.fileno()])
             ready = self._cluster.wait(max(0.0, due - now), descriptors)

@@ -313,7 +313,7 @@ class Hub:
     # --- messages of agents ----------------------------------------------------
 
     def wait(self, seconds: float, others: Sequence[int]) -> set[int]:
-        """Wait up to `seconds`, or for an answer; return which of `others` are readable."""
+        """Wait for an answer, at most `seconds`; return which of the descriptors are readable."""
         return self._socket.wait(seconds, others)
 
     def release(self) -> None:

@@ -120,7 +120,7 @@ class AgentProcess:
                 self._local.cancel(self._number)
 
     def offer(self, task: Job) -> None:
-        """Queue a unit, in any thread, if the process runs the one before; `run` then awaits it."""
+        """Queue a unit, from any thread, if the one before it runs; `run` awaits its answer."""
         if isinstance(task, Task) and task.after is not None:
             self._offered = task
             if threading.get_ident() != self._runner:

@@ -125,7 +125,7 @@ def decode_message(messages: list[Any]) -> Any:
 
 
 class SharedSocket:
-    """A socket, with its monitor, that several threads use: any sends, and one that waits receives.
+    """A socket and its monitor, shared by threads: any of them sends, one that waits receives.
 
     It belongs to a background thread, which waits for messages all the time (`wait_in_background`).
     Another thread borrows it while it waits for its own descriptors (`borrow`), and the background

@@ -7,7 +7,7 @@ they give a place more than its share.
 
 During the run, slow places are relieved, and new ones get work: `Placement.choose_lot_to_copy`
 names one lot to copy to a different place, so that its units can also run there. Copies are never
-removed, because they are harmless. Nothing is moved here.
+removed, because they are harmless. `Placement` only decides; `cerebro.cluster.supply` sends.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Membership:
 
 
 class Events:
-    """What the coordinator is to get, and the work in other threads that it comes from."""
+    """Events for the coordinator, and the calls and background work that they come from."""
 
     def __init__(self) -> None:
         self.fetch_pool = ThreadPoolExecutor(4, "cerebro-cluster")
@@ -171,7 +171,7 @@ class Events:
         return self._pipe.fileno()
 
     def put(self, call: Callable[[], None]) -> None:
-        """Have the coordinator's thread make a call. For any thread, also after `close`."""
+        """Have the coordinator's thread make a call; any thread may ask, even after `close`."""
         self._calls.put(call)
         if threading.get_ident() != self._reader:  # which looks before it waits again
             self._pipe.wake()
@@ -181,6 +181,7 @@ class Events:
         future.add_done_callback(lambda done: self.put(partial(handle, *arguments, done)))
 
     def make_calls(self) -> None:
+        """Make the calls that threads have put; this thread is the reader from now on."""
         self._reader = threading.get_ident()
         self._pipe.clear()
         while not self._calls.empty():  # one may put another one

@@ -123,8 +123,9 @@ def check_hop(
 ) -> HopCheck:
     """Try a configuration on the first worker while the others import the model's libraries.
 
-    Lost workers are replaced; if that fails, another one takes over their check. The first problem
-    ends it. Raise InputError if the data does not fit the model, WorkerError if no worker is left.
+    Lost workers are replaced; if that fails, another worker takes over the check. The first problem
+    ends the hop check. Raise InputError if the data does not fit the model, and WorkerError if no
+    worker is left.
     """
     tried = HopCheck()
     unchecked: CheckTask | None = None
@@ -223,7 +224,7 @@ def _build_on_first(
 ) -> str | None:
     """Let the first of the `ready` workers build a model; return why it fails, or None.
 
-    `ready` is kept up to date. If the first one is lost, its trial will report this: return None.
+    `ready` is kept up to date. If the first one is lost, return None: its trial will report this.
     """
     first, pending, error = ready[0], True, None
     executor.submit(first, task)
@@ -308,10 +309,14 @@ def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None
         places = [_Place(states, kept + of_slots, thrifty + of_slots, cure)]
     for place in places:
         free = free_bytes(place.folder)
-        if place.needs.least > free:
-            raise InputError(_explain_demand(plan, place, free, "least", "needs at least"))
-        if place.needs.likely > free:
-            text = _explain_demand(plan, place, free, "likely", "is likely to need")
+        needs, thrifty = place.needs, place.thrifty
+        if needs.least > free:
+            verb = "needs at least"
+            text = _explain_demand(plan, place, free, verb, needs.least, thrifty.least)
+            raise InputError(text)
+        if needs.likely > free:
+            verb = "is likely to need"
+            text = _explain_demand(plan, place, free, verb, needs.likely, thrifty.likely)
             warnings.warn(text, stacklevel=2)
 
 
@@ -329,14 +334,15 @@ def _estimate_demand(settings: Settings, searcher: Searcher, state_bytes: int) -
     )
 
 
-def _explain_demand(plan: StateDemand, place: _Place, free: int, which: str, needs: str) -> str:
-    needed, thrifty = getattr(place.needs, which), getattr(place.thrifty, which)
+def _explain_demand(
+    plan: StateDemand, place: _Place, free: int, verb: str, needed: int, thrifty: int
+) -> str:
     ends = "only the time limit ends the search"
     trials = ends if plan.trials is None else f"{plan.trials} trials"
     kind = " of memory, which is the disk there," if is_memory(place.folder) else ""
     keep = ", keep fewer states with keep='last'" if thrifty < needed else ""
     return (
-        f"the run {needs} {_format_megabytes(needed)} for states in {place.folder}, and only "
+        f"the run {verb} {_format_megabytes(needed)} for states in {place.folder}, and only "
         f"{_format_megabytes(free)}{kind} are free: states of "
         f"{_format_megabytes(plan.state_bytes)}, {trials}, {plan.workers} worker(s), "
         f"keep={plan.keep!r}; free some{keep}, or {place.cure}"

@@ -262,7 +262,7 @@ def close_store(opened: OwnedRun, state_dir: Path) -> None:
 
 
 def complete_error(error: BaseException, result: Result) -> None:
-    """Add its result to the error that ended a run, or how to resume it after Ctrl-C."""
+    """Add the run's result to the error that ended it or, after Ctrl-C, how to resume the run."""
     result.refresh()
     if isinstance(error, RunError):
         error.result = result

@@ -68,7 +68,7 @@ class RunClock:
 
     def check(self) -> bool:
         """Return whether the time limit is over, once."""
-        if self.seconds_left() != 0:
+        if self.seconds_left() != 0:  # None without a limit, and once this has returned True
             return False
         self.is_over = True
         return True

@@ -62,7 +62,7 @@ def _locate_traceback(first: TrialRecord, folder: Path | None) -> str:
 
 
 def failure_kind(record: TrialRecord) -> tuple[str, ...]:
-    """Return a key for failures alike: the exception's type and the user's line, or the message."""
+    """Return what like failures share: type and user's line, or the message without numbers."""
     raised = record.raised
     if raised.place:
         return raised.bases[0], raised.place

@@ -31,7 +31,7 @@ from cerebro.searchers.metrics import EarlyStopping
 
 
 def describe(searcher: Searcher) -> dict[str, Any]:
-    """Return a searcher's ``class``, ``parameters``, None if unknown, and ``adaptive``, as JSON.
+    """Return a searcher's ``class``, ``parameters`` (None if unknown) and ``adaptive``, as JSON.
 
     If its class defines ``__repr__``, ``text`` is the searcher in messages.
     """

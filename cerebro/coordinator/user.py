@@ -30,9 +30,10 @@ LOOK_SECONDS = 1.0
 
 
 class Hooks:
-    """Calls the hooks of a run's callbacks; their exceptions propagate unchanged.
+    """Calls the hooks of a run's callbacks.
 
-    An observer that fails is not called again. `view` makes a `Trial`, a copy as it is now.
+    Exceptions propagate unchanged, except those of an observer that is not strict: it is left out
+    from then on, with a warning. `view` makes a `Trial`, a copy of the trial as it is now.
     """
 
     def __init__(self, callbacks: Sequence[Any], view: Callable[[TrialRecord], Any]) -> None:

@@ -55,7 +55,7 @@ from cerebro.machine.files import expand_path
 from cerebro.machine.objects import MissingObjectError, Objects, StorageError
 
 VARIABLE = "CEREBRO_CACHE"  # the environment variable with the folder of a node's cache
-LIMIT = "CEREBRO_CACHE_LIMIT"  # the one with its maximum size, such as ``200GB``
+LIMIT = "CEREBRO_CACHE_LIMIT"  # its variable with the maximum size, such as ``200GB``
 SPARE_BYTES = 256 << 20  # to leave free on the disk, if deleting unused datasets can make room
 PULLING = ".pulling"
 PULLS = 4  # shards that are pulled from a bucket at a time

@@ -1,4 +1,4 @@
-"""Statistics: of a column, computed in float64, piece by piece; and how far its shards differ.
+"""Compute statistics of a column, piece by piece in float64, and how much its shards differ.
 
 A search that reads groups of shards would train badly on shards that differ. `cerebro.shard`
 permutes the rows, so every shard is a random sample. Data written with ``shuffle=False`` keep their

@@ -292,7 +292,7 @@ def _check_row_numbers(rows: Any, count: int, where: str) -> Array:
 
 
 def make_validation(data: Any, validation: Any) -> Validation:
-    """Return the data that arguments of `cerebro.search` choose; a fraction is the last part."""
+    """Return the data that the arguments of a search choose; a fraction is of the last rows."""
     if isinstance(validation, Folds):  # already made
         return Validation(validation.data, None, validation)
     if isinstance(data, (str, os.PathLike)):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pdb
 import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,11 +79,17 @@ def _show_debugger() -> Iterator[None]:
     stdout, before = sys.stdout, sys.breakpointhook
 
     def set_trace(*_: Any, **__: Any) -> None:
-        pdb.Pdb(stdout=stdout).set_trace(sys._getframe(1))
+        import pdb  # rarely needed
+
+        debugger = pdb.Pdb(stdout=stdout)
+        # A notebook replaces `input`: its process has no standard input.
+        debugger.use_rawinput = not isinstance(input, types.BuiltinFunctionType)
+        debugger.set_trace(sys._getframe(1))
 
     if before is sys.__breakpointhook__ and "PYTHONBREAKPOINT" not in os.environ:
         sys.breakpointhook = set_trace
     try:
         yield
     finally:
-        sys.breakpointhook = before
+        if sys.breakpointhook is set_trace:  # else the user's code has replaced it
+            sys.breakpointhook = before

@@ -8,8 +8,8 @@ reaches only the coordinator, because each worker leads a new session.
 
 The executor notices the end of a worker at once. `Watchdog` finds workers that are stopped or
 hang, and units that take too long. A worker is killed and reaped before its loss is reported, so
-that no two workers have the same unit. If the workers of a GPU are threads of one process, whose
-units overlap there (`cerebro.machine.turns`), they are lost and replaced together.
+that no two workers have the same unit. If the workers of a GPU are threads of one process
+(`process.STREAMS`), whose units overlap there, they are lost and replaced together.
 """
 
 from __future__ import annotations

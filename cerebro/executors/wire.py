@@ -13,6 +13,7 @@ a message is its length, as four big-endian bytes, followed by its bytes.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import pickle
@@ -88,8 +89,15 @@ def unpickle(message: bytes) -> Any:
 
     Raise InputError if a module that the message names starts a search before it defines the name.
     """
+    with guard_import():
+        return _make_unpickler()(io.BytesIO(message)).load()
 
-    class Unpickler(pickle.Unpickler):  # only here: most processes need no unpickler
+
+@functools.cache
+def _make_unpickler() -> type[pickle.Unpickler]:
+    """Make the class when the first message arrives: a process that only reads files has none."""
+
+    class Unpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             """Import a name; the import of its module may stop as soon as the name is defined."""
             if module in sys.modules:
@@ -97,8 +105,7 @@ def unpickle(message: bytes) -> Any:
             with guard_import(name.partition(".")[0], target=module):
                 return super().find_class(module, name)
 
-    with guard_import():
-        return Unpickler(io.BytesIO(message)).load()
+    return Unpickler
 
 
 class BrokenMessage(Exception):

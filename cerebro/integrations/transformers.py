@@ -283,7 +283,7 @@ def _check_arguments(model: Any, collator: Any, compute_metrics: Any, preprocess
 
 
 def _remove_masks(batch: Batch) -> Batch:
-    """Drop masks: padding of labels becomes -100, the mask of ``input_ids`` ``attention_mask``."""
+    """Drop masks: padded labels become -100; ``input_ids_mask`` becomes ``attention_mask``."""
     columns = {}
     for name, value in batch.items():
         if name.endswith("_mask") and name.removesuffix("_mask") in batch:

@@ -177,7 +177,7 @@ def choose_devices(devices: Any, found: Found | None = None) -> tuple[str, ...]:
 
 
 def name_devices(devices: Any) -> list[str]:
-    """Return the names in ``devices=``; raise InputError if one is no name, or occurs twice."""
+    """Return the names in ``devices=``; raise InputError if one is invalid or occurs twice."""
     several = isinstance(devices, (list, tuple))
     items = devices if several else ["auto" if devices is None else devices]
     if not items:
@@ -276,7 +276,7 @@ def count_workers(
 
 
 def assign_devices(devices: Sequence[str], workers: int) -> list[Device | None]:
-    """Return each worker's device, GPUs in turn, None for the CPU; InputError if one is missing."""
+    """Return each worker's device, None for the CPU; raise InputError if a GPU is missing."""
     if not are_gpus(devices):
         return [None] * workers
     gpus = {device.name: device for device in lookup().devices}

@@ -121,7 +121,7 @@ def _open_for_sync(path: str) -> Iterator[int]:
 
 
 def _make_temporary(path: str) -> tuple[int, str]:
-    """Open a new file beside `path`, whose name no other thread or dead process has taken."""
+    """Open a new file beside `path`, under a name that no other thread or dead process uses."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     for number in range(_TRIES):
         temporary = f"{path}.tmp-{os.getpid()}-{number}"

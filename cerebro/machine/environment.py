@@ -228,10 +228,10 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
 
 
 def read_variables() -> dict[str, str]:
-    """Return the set members of `VARIABLES`, and the actual backend of Keras, if it is imported."""
+    """Return the members of `VARIABLES` that are set, and Keras's actual backend if imported."""
     values = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-    if keras := KERAS.present():
-        values[BACKEND_VARIABLE] = keras["backend"]
+    if (keras := KERAS.module()) is not None:  # `present` would make Keras's default policy
+        values[BACKEND_VARIABLE] = str(keras.backend.backend())
     return values
 
 

@@ -1,4 +1,4 @@
-"""Choose how libraries compute in a block: threads, operations, and without TorchDynamo.
+"""Choose threads and deterministic operations for a block, and avoid importing TorchDynamo.
 
 A model's bits depend on threads and operations, so they are chosen inline as well as in workers.
 
@@ -169,7 +169,7 @@ def note_operations(found: set[str]) -> Iterator[None]:
 
 @contextmanager
 def xla_threads(threads: int) -> Iterator[None]:
-    """Make JAX use these threads, which change bits, if it first computes within this block."""
+    """Make JAX use this many threads if it first computes in this block; they change bits."""
     before = os.environ.get("NPROC")
     os.environ["NPROC"] = str(threads)
     try:

@@ -196,7 +196,7 @@ def _is_spawned() -> bool:
 
 
 class _StoppableLoader(SourceFileLoader):
-    """Decides the outcome of an import, of `source` or the file's own, if a call was rejected."""
+    """Imports `source` (None: the file's own), and decides the outcome if a call was rejected."""
 
     def __init__(self, name: str, path: str, source: bytes | None) -> None:
         super().__init__(name, path)

@@ -197,7 +197,7 @@ def are_current(
 
 
 def _locate(name: str) -> str | None:
-    """Return the file of a module that is imported, or would be; None: there is none."""
+    """Return the file of a module that is imported or would be; None if it has no file."""
     here = getattr(sys.modules.get(name), "__file__", None)
     return here or getattr(PathFinder.find_spec(name), "origin", None)
 
@@ -246,7 +246,7 @@ def _describe_hidden(error: BaseException) -> str:
 
 
 def describe_shadows(error: BaseException) -> str:
-    """Return a message about files imported instead of libraries, or that caused the error."""
+    """Return a message about files that hide libraries or caused the error; empty if none."""
     said = [message] if (message := _describe_hidden(error)) else []
     for library in LIBRARIES:
         module = sys.modules.get(library)

@@ -54,10 +54,13 @@ class LibrarySettings:
 
     def apply(self, settings: Mapping[str, Any]) -> None:
         """Apply settings of `present`; import the library only if it would begin with others."""
-        if not settings or (self.module() is None and self._begins_with(settings)):
+        module = self.module()
+        if not settings or (module is None and self._begins_with(settings)):
             return
-        module = importlib.import_module(self.name)
-        now = self.present()
+        if module is None:
+            importlib.import_module(self.name)
+            module = self.module()
+        now = {} if module is None else self._read(module)
         changes = {
             name: settings[name]
             for name in self.FIRST
@@ -100,7 +103,7 @@ class LibrarySettings:
 
     @contextmanager
     def of_run(self, settings: Mapping[str, Any]) -> Iterator[None]:
-        """Run a block with a run's settings, then restore the caller's, but for new modules'."""
+        """Run a block with a run's settings, then restore the caller's and what new modules set."""
         before, imported_before = self.present(), dict(self.imported)
         try:
             self.enter(settings)
@@ -115,7 +118,7 @@ class TorchSettings(LibrarySettings):
     """PyTorch's settings.
 
     Importing PyTorch takes seconds and 200 MB, so models that do not use it train without it. A
-    setting is None where PyTorch does not tell, as if its newer settings of the precision
+    setting is None if PyTorch does not report it, as when its newer settings of the precision
     (``fp32_precision``) are in use.
     """
 

@@ -70,7 +70,7 @@ class Objects:
             self._system.pipe_file(path, content)
 
     def put(self, file: Path, name: str) -> None:
-        """Write a local file, like `write`; raise FileNotFoundError if there is none."""
+        """Write a local file, like `write`; raise FileNotFoundError if it does not exist."""
         if not file.is_file():
             raise FileNotFoundError(os.fspath(file))
         with self._place_for(name) as path:

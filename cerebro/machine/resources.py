@@ -1,7 +1,7 @@
 """Ask the system about cores, memory and processes; set the parents of processes.
 
-What is said of processes is for Linux only: on other systems these functions raise OSError, unless
-their docstrings say otherwise.
+The functions about processes are for Linux: elsewhere they raise OSError, unless their docstrings
+say otherwise.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def count_kills(groups: Path = GROUPS, proc: Path = Path("/proc")) -> int:
 
 def _list_counters(groups: Path, proc: Path) -> list[Path]:
     """Return files that may count processes killed for lack of memory, closest group first."""
-    files = []
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
         lines = []
+    files = []
     for line in lines:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

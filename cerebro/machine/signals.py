@@ -1,6 +1,6 @@
 """Handle Ctrl-C and SIGTERM, and wake threads that wait.
 
-The first signal ends a run, later ones do not disturb its cleanup.
+The first signal ends a run; later ones do not disturb its cleanup.
 """
 
 from __future__ import annotations
@@ -121,18 +121,14 @@ class _Deferral:
 @contextmanager
 def _defer_with_handlers(after: BaseException | None) -> Iterator[None]:
     heard: list[int] = []
-    before: dict[signal.Signals, Any] = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        handler = signal.getsignal(number)
-        is_ours = handler is _hear or number is signal.SIGINT
-        if is_ours and handler not in (None, signal.SIG_IGN):  # None: not set by Python
-            before[number] = handler
-            signal.signal(number, lambda signum, frame: heard.append(signum))
-    try:
+    with contextlib.ExitStack() as stack:  # restores both handlers, even if a signal raises between
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(number)
+            is_ours = handler is _hear or number is signal.SIGINT
+            if is_ours and handler not in (None, signal.SIG_IGN):  # None: not set by Python
+                stack.callback(signal.signal, number, handler)
+                signal.signal(number, lambda signum, frame: heard.append(signum))
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if heard and not isinstance(after, KeyboardInterrupt):
         signal.raise_signal(heard[0])
 

@@ -164,7 +164,10 @@ def give_away() -> Iterator[None]:
 
 
 def wait_until_alone() -> bool:
-    """Wait until no other unit is begun, and let none begin; return whether one may have been."""
+    """Wait until no other thread is in a unit, and let none begin one until this unit ends.
+
+    Return whether there may have been another unit.
+    """
     turn = _here.turn
     if turn is None:
         return False

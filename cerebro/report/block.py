@@ -202,7 +202,7 @@ def draw_curves(rows: Sequence[TrialRow], metric: str, mode: str) -> dict[int, s
 
 
 def _find_limits(series: Any, mode: str) -> tuple[float, float]:
-    """Return the axis's ends, without the worst twentieth: bad first epochs would flatten all."""
+    """Return the axis's limits without the worst twentieth, which would flatten the rest."""
     values = sorted(v for line in series for v in line if fmt.is_finite(v))
     if not values:
         return 0.0, 1.0

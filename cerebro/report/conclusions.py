@@ -117,18 +117,20 @@ class _Reader:
     # --- reliability --------------------------------------------------------
 
     def judge_reliability(self) -> list[str]:
-        name, values = fmt.short_name(self.result.metric), [value for _, value in self.scored]
-        counts = noise.count_correct_rows(name, values, self.facts.validation_rows)
         if not self.is_validated:
             lines = [f"{self.metric} is that of rows the trials were trained on: it says nothing "
                      "about new rows"]  # fmt: skip
         elif self.best.folds:
             lines = self._judge_over_folds()
-        elif counts is not None:
+        elif (counts := self._count_correct_rows()) is not None:
             lines = self._judge_over_rows(counts)
         else:
             lines = self._judge_over_epochs()
         return [*lines, *self._compare_best_and_last(), *self._judge_more_trials()]
+
+    def _count_correct_rows(self) -> list[int] | None:
+        name, values = fmt.short_name(self.result.metric), [value for _, value in self.scored]
+        return noise.count_correct_rows(name, values, self.facts.validation_rows)
 
     def _judge_over_rows(self, counts: Sequence[int]) -> list[str]:
         rows = self.facts.validation_rows

@@ -70,7 +70,7 @@ def count_noun(count: int, what: str) -> str:
 
 
 def describe_tie(trials: Iterable[Any], best: Any, metric: str) -> str:
-    """Return a note on trials that tie with the best, which comes first; empty if none ties."""
+    """Return a note on the trials that tie with the best one; empty if none does."""
     value = metric_value(best.metrics, metric)
     numbers = [t.number for t in trials if metric_value(t.metrics, metric) == value]
     if len(numbers) < 2:

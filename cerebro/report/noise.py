@@ -86,7 +86,7 @@ def is_separable(difference: int) -> bool:
 
 
 def fold_error(values: Sequence[float], test_share: float) -> float:
-    """Return the standard error for new rows of a mean over at least two folds.
+    """Return the standard error, for new rows, of a mean over two or more folds.
 
     This is ``s sqrt(1/k + n_test / n_train)``, with the sample standard deviation ``s`` of the `k`
     values and `test_share` as ``n_test / n_train``. Folds share training rows, so ``s / sqrt(k)``

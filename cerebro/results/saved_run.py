@@ -382,7 +382,7 @@ class SavedRun:
         return self._data[name]
 
     def _open(self, name: str, *, check: bool = True) -> Dataset:
-        """Open the run's data; if it is missing, InputError has the command to record a move."""
+        """Open the run's data; if it is missing, the InputError says how to record its new path."""
         path = self.meta[name]["path"]
         try:
             return Dataset.from_spec(self.meta[name], check=check)

@@ -17,6 +17,7 @@ from cerebro.data.batches import make_loader
 from cerebro.data.dtypes import Array
 from cerebro.data.given_rows import has_names, is_rows, narrow_arrays, write_temporary
 from cerebro.data.order import mix_in_order
+from cerebro.data.rows import Part
 from cerebro.data.sources.arrays import is_bunch
 from cerebro.data.validation import find_unfit_columns
 from cerebro.errors import CorruptDataError, InputError
@@ -308,17 +309,26 @@ def _find_rows(data: Dataset, view: Dataset) -> Array:
     """Return the row numbers, in `data`, of the rows of a view."""
     numbers, start = [], 0
     for whole, part in zip(data.view.parts, view.view.parts, strict=True):
-        rows = np.asarray(whole, np.int64)
-        order = np.argsort(rows, kind="stable")
-        rows = rows[order]
-        if (np.diff(rows) == 0).any():
-            raise InputError(
-                "the run's data has a row twice, so predictions cannot be put in row order: "
-                f"{_ONE_FOLD}"
-            )
-        numbers.append(start + order[np.searchsorted(rows, np.asarray(part, np.int64))])
+        held = _as_numbers(part)
+        if isinstance(whole, range):
+            numbers.append(start + held - whole.start)
+        else:
+            order = np.argsort(whole, kind="stable")
+            rows = _as_numbers(whole)[order]
+            if (np.diff(rows) == 0).any():
+                raise InputError(
+                    "the run's data has a row twice, so predictions cannot be put in row order: "
+                    f"{_ONE_FOLD}"
+                )
+            numbers.append(start + order[np.searchsorted(rows, held)])
         start += len(whole)
     return np.concatenate(numbers)
+
+
+def _as_numbers(part: Part) -> Array:
+    if isinstance(part, range):  # of which NumPy would make an int for every row
+        return np.arange(part.start, part.stop)
+    return np.asarray(part, np.int64)
 
 
 def _as_array(fold: int, prediction: Any) -> Array:

@@ -115,8 +115,8 @@ def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verif
     slots = sorted(states.trials_with_slots(saved.state_dir)) if _owns_slots(saved) else []
     problems += _slot_problems(saved, slots)
     problems += _find_strays(saved, files)
-    data: list[Path] = []
-    problems += _data_problems(saved, data)
+    data, of_data = _check_data(saved)
+    problems += of_data
     epochs = [epoch for record in saved.records for epoch in record.epochs]
     return Verification(
         path,
@@ -344,8 +344,10 @@ def _find_strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
             yield Problem(str(path), "nothing in the run names this file", "delete it")
 
 
-def _data_problems(saved: SavedRun, paths: list[Path]) -> Iterator[Problem]:
-    """Compare the datasets with their manifests and the run's record; add those read to `paths`."""
+def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
+    """Compare the datasets with their manifests and the run's record; return those read, too."""
+    paths: list[Path] = []
+    problems: list[Problem] = []
     gone: set[Path] = set()
     restore = "restore the dataset of the run"
     for name in ("data", "validation"):
@@ -359,7 +361,9 @@ def _data_problems(saved: SavedRun, paths: list[Path]) -> Iterator[Problem]:
                     paths.append(data.path)
                     data.verify()
             except (CerebroError, OSError) as error:
-                yield Problem(spec["path"], f"the run's {name} cannot be used ({error})", restore)
+                problems.append(
+                    Problem(spec["path"], f"the run's {name} cannot be used ({error})", restore)
+                )
             continue
         path = Path(spec["path"])
         if path in gone:
@@ -367,20 +371,21 @@ def _data_problems(saved: SavedRun, paths: list[Path]) -> Iterator[Problem]:
         if not path.exists():
             gone.add(path)
             advice = f"move it back, or give its new path as {name}= when you resume the run"
-            yield Problem(str(path / MANIFEST), "no dataset is there any more", advice)
+            problems.append(Problem(str(path / MANIFEST), "no dataset is there any more", advice))
             continue
         if path not in paths:
             paths.append(path)
             advice = "write the data again, or restore a copy"
-            yield from (Problem(str(d.path), d.what, advice) for d in find_damage(path))
+            problems += [Problem(str(d.path), d.what, advice) for d in find_damage(path)]
         try:
             Dataset.from_spec(spec)
         except CerebroError as error:
             title = "validation data" if name == "validation" else name
-            yield Problem(str(path), f"the run's {title} has changed ({error})", restore)
+            problems.append(Problem(str(path), f"the run's {title} has changed ({error})", restore))
     try:
         if paths:
             saved.folds()
     except CerebroError as error:
         what = f"the run's folds do not fit its data ({error})"
-        yield Problem(str(saved.folder / FILE), what, "restore a copy of it")
+        problems.append(Problem(str(saved.folder / FILE), what, "restore a copy of it"))
+    return paths, problems

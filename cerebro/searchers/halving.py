@@ -1,8 +1,8 @@
-"""Implement successive halving, Hyperband, which runs brackets of it, and ASHA, which never waits.
+"""Implement successive halving, Hyperband (brackets of it) and ASHA, whose rungs never wait.
 
-A bracket has rungs that are filled, compared and reduced. A rung waits for all of its trials, as in
-the papers; the best are then promoted. Variants that decide when a trial arrives may lose the best
-trial because of the order of arrival.
+A bracket has rungs that are filled, compared and reduced. A rung of a bracket waits for all of its
+trials, as in the papers; the best are then promoted. ASHA decides when a trial arrives, and may
+lose the best trial because of the order of arrival.
 """
 
 from __future__ import annotations

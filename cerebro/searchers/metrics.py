@@ -1,4 +1,4 @@
-"""Know whether a metric is minimized, and stop trials that no longer improve or are worse."""
+"""Determine whether a metric is minimized; stop trials that no longer improve or fall behind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Literal, cast
 
 from cerebro.arguments import check_real_number, check_whole_number
@@ -200,8 +199,11 @@ class MedianStopping(AdaptiveSearcher):
         while len(self._averages) <= epoch:
             self._averages.append([])
         others = self._averages[epoch]
-        judged = epoch + 1 > self._grace_epochs and len(others) >= self._min_trials
-        stops = judged and self._best[trial] > median(others)
+        stops = False
+        if epoch + 1 > self._grace_epochs and len(others) >= self._min_trials:
+            half = len(others) // 2  # they are sorted
+            middle = others[half] if len(others) % 2 else (others[half - 1] + others[half]) / 2
+            stops = self._best[trial] > middle
         insort(others, self._sums[trial] / (epoch + 1))
         if stops or epoch + 1 == self._epochs:
             self._forget(trial)

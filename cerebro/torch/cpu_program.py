@@ -474,7 +474,7 @@ class RecordedProgram:
                 hole.container[hole.key] = value
 
     def make_replay(self, numbers: Numbers) -> _core.Replay | None:
-        """Return the step with its present numbers for `_core.run_unit`; None: it needs Python."""
+        """Return the step with its present numbers for `_core.run_unit`, unless it needs Python."""
         if self._without_python is None and not self._is_python_needed:
             try:
                 self._without_python = _core.Replay(

@@ -8,8 +8,8 @@ neither to the state nor to the step.
 
 A recording is a dispatch mode. While one is active, PyTorch does not use formulas that read data to
 choose, such as those of a loss with class weights and label smoothing. The recording then differs
-from the ordinary step, perhaps only for rare rows. PyTorch's profiler does not affect the choice.
-So it watches an ordinary step (`Witness`), whose operators must be those of the recording.
+from the ordinary step, perhaps only for rare rows. PyTorch's profiler does not affect the choice,
+so a `Witness` uses it to watch an ordinary step, whose operators must be those of the recording.
 
 A composite operator has no kernel: it is replaced by the operators that it calls. The source of
 each composite operator in `COMPOSITES` was checked: it computes nothing itself, and reads no memory
@@ -368,7 +368,7 @@ def leaves_of(recording: Recording) -> list[Leaf]:
 
 @functools.cache
 def _kind_of(full: str) -> str | None:
-    """Return an event's kind: "leaf" computes, "composite" calls others, "view" does neither."""
+    """Return "leaf" if an event computes, "composite" if it calls others, else "view" or None."""
     name, _, overload = full.partition("@")
     if "::" not in name:
         return None

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -175,7 +176,7 @@ def _check_calls(trained: Calls, evaluated: Calls, loss: Any = None) -> Iterator
         )
     for call in trained.losses:
         if call.input.requires_grad:
-            for finding in (*_OF_LOSS[call.name](call), *_check_sign(call, loss)):
+            for finding in chain(_OF_LOSS[call.name](call), _check_sign(call, loss)):
                 yield replace(finding, place=call.place)
 
 

@@ -45,7 +45,7 @@ COMPARED = 2  # batches on which the graph is compared with the ordinary step
 TENSOR_RATES: tuple[type, ...] = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Optimizers that read the learning rate from a tensor on the device."""
 
-# How PyTorch's warnings begin: that an operation waits for the GPU; that these are incomplete.
+# The starts of two warnings of PyTorch: an operation waits for the GPU; watching is incomplete.
 WAITS = "called a synchronizing"
 ABOUT_WATCHING = "Synchronization debug mode"
 

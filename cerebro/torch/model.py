@@ -495,13 +495,18 @@ class Model(TorchModel):
     def _compile(self, take: Callable[[Batch, int], Values]) -> Callable[[Batch], Values]:
         """Return the function that trains on a batch; ``take(batch, phase)`` makes its step."""
         net, network, updates, augment = self.net, self._network, self._updates, self._augment
+        # If each batch is an update and no scheduler steps, nothing is left to later batches.
+        is_simple = updates.accumulate == 1 and not updates.by_batch
 
         def train(batch: Batch) -> Values:
             if not net.training:
                 network.set_training_mode()
-            updates.catch_up()
+            if not is_simple:
+                updates.catch_up()
             if augment is not None:
                 batch = augment(batch)
+            if is_simple:
+                return take(batch, 0)
             phase = updates.phase
             values = take(batch, phase)
             updates.end_batch(phase)
@@ -575,7 +580,10 @@ class Model(TorchModel):
             return
         at_once = self.replays_for(self.train_batch if training else self.eval_batch) is not None
         if at_once and training != self.net.training:
-            (self._network.set_training_mode if training else self.net.eval)()
+            if training:
+                self._network.set_training_mode()
+            else:
+                self.net.eval()
         self._recorded[0 if training else 1].begin_unit(at_once=at_once)
 
     def end_recorded_unit(self, *, training: bool) -> str | None:

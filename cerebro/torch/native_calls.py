@@ -2,8 +2,8 @@
 
 Whether the core rounds elementwise operators and draws dropout's numbers as PyTorch does is tested
 once per process. Matrix products, sums of columns (the gradient of a bias) and the negative log
-likelihood are computed both ways once, when a program is made. PyTorch computes what differs in a
-bit. docs/design/recorded-step-engine.md says why the bits of the others are the same.
+likelihood are computed both ways once, when a program is made. If a bit differs, PyTorch computes
+the operator. docs/design/recorded-step-engine.md explains why the bits usually agree.
 """
 
 from __future__ import annotations

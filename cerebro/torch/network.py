@@ -35,6 +35,7 @@ class Network(Part):
         self._optimizers = optimizers
         self._parameters = self._list_parameters()
         self.device = self._parameters[0].device
+        self._is_on_gpu = self.device.type == "cuda"
         self.names = ParameterNames(net, loss)
         self._built_with = len(self._parameters)
         self._grown: list[Any] = []  # parameters of layers that were added in training
@@ -66,7 +67,7 @@ class Network(Part):
         self._trained_as_built = [(n, p, p.requires_grad) for n, p in self.net.named_parameters()]
 
     def add_new_parameters(self) -> bool:
-        """Note parameters of layers added in training, by name; return whether there are any."""
+        """Note new parameters in the order of their names; return whether there are any."""
         ids = {id(parameter) for parameter in self._parameters}
         new = [item for item in self._list_parameters() if id(item) not in ids]
         if new:
@@ -78,7 +79,7 @@ class Network(Part):
 
     def place_batch(self, batch: Batch) -> Batch:
         """Return a batch on the network's GPU, if it has one."""
-        if self.device.type != "cuda":
+        if not self._is_on_gpu:
             return batch
         away = (isinstance(v, torch.Tensor) and not v.is_cuda for v in batch.values())
         return move_batch(batch, self.device) if any(away) else batch

@@ -137,7 +137,7 @@ class Objective(Part):
         self._no_grad = torch.no_grad()
 
     def __call__(self, batch: Batch) -> tuple[dict[str, Any], Any, Any, Any]:
-        """Return values by metric, loss with its graph, output and target (None with `step`)."""
+        """Return metrics, the loss with its graph, output and target; both are None with `step`."""
         compute = self._compute if self._step is None else self._call_step
         if self.autocast is None:
             return compute(batch)
@@ -208,7 +208,7 @@ def _check_loss(loss: Any, function: Any) -> None:
 
 
 def check_weight(weight: Any, loss: Any, step: Any) -> None:
-    """Raise InputError unless a column can weight a loss; `step` may be `train_step`, too."""
+    """Raise InputError unless `weight` can weight the loss; `step` is step= or train_step=."""
     if not isinstance(weight, str):
         raise InputError(f"weight must be a column's name, not {weight!r}")
     if step is not None:

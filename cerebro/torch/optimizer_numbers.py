@@ -100,8 +100,10 @@ class Numbers:
     def take_groups(self) -> bool:
         """Store the optimizers' ``param_groups``; return whether any group was replaced."""
         before = [group for group, _ in self._groups]
+        if not are_different_objects(groups_of(self.optimizers), before):
+            return False
         self._groups = [(group, item) for item in self.optimizers for group in item.param_groups]
-        return are_different_objects([group for group, _ in self._groups], before)
+        return True
 
     def refusal(self) -> str | None:
         """Return the reason why the optimizers' steps cannot be repeated, or None."""

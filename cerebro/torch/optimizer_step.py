@@ -149,7 +149,10 @@ def _list_settings(form: Form, group: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _gather_groups(optimizer: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
-    """Return groups for the core, and their parameters, not cached: users may replace any part."""
+    """Return groups for the core, and their parameters; None if PyTorch must make the step.
+
+    Nothing is cached, because users may replace any part between two steps.
+    """
     if not _is_plain(optimizer):
         return None
     kind: Any = type(optimizer)
@@ -214,8 +217,8 @@ def _are_alike(parameter: Any, parts: Sequence[Any], most: int) -> bool:
             and tensor.dtype is torch.float32
             and tensor.is_cpu
             and tensor.layout is torch.strided
-            and tensor.shape == shape
             and not tensor.is_neg()
+            and (tensor is parameter or tensor.shape == shape)
             and (tensor.is_contiguous() if stride is None else tensor.stride() == stride)
         ):
             return False

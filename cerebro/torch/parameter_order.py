@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from cerebro.errors import StateError
+from cerebro.model import SAME_MODEL
 
 Name = str | None
 Names = list[list[Name]]
@@ -35,8 +36,6 @@ _SORTED = ("net", "loss", "gradients", "requires_grad")
 _LEAVES = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 _USUAL = {name: place for place, name in enumerate(_LEAVES)}
 """The order in which PyTorch's layers have their parameters and buffers."""
-
-SAME_MODEL = "build must make the same model from the same configuration"
 
 
 class ParameterNames:

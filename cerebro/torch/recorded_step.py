@@ -225,8 +225,8 @@ class RecordedStep:
         reason = self._numbers.refusal() or _find_compilation()
         if reason is not None:
             self._refuse(reason)
-        # Beside a profiler of the user's, there can be no witness.
-        if reason is not None or torch.autograd._profiler_enabled():
+            return self._step(batch, phase)
+        if torch.autograd._profiler_enabled():  # the user's; there can be no witness beside it
             return self._step(batch, phase)
         with self._recorder.state.list_once():
             outcome = self._recorder.record(batch, phase)

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from cerebro.errors import StateError, one_line
-from cerebro.torch.parameter_order import NAMES, SAME_MODEL, ParameterNames, join_parts, split_parts
+from cerebro.model import SAME_MODEL
+from cerebro.torch.parameter_order import NAMES, ParameterNames, join_parts, split_parts
 
 HOW = ("capturable", "foreach", "fused")
 """Settings that determine how an optimizer computes. They are not loaded from a state, which may

@@ -11,7 +11,6 @@ import contextlib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from operator import is_
 from typing import Any
 
@@ -493,7 +492,11 @@ class Surroundings:
             objects += (type(optimizer), type(optimizer).step, vars(optimizer).get("step"))
             values.append(len(optimizer._optimizer_step_pre_hooks))
             values.append(len(optimizer._optimizer_step_post_hooks))
-        shared = [v for k, v in vars(torch_module).items() if fnmatchcase(k, "_global_*_hooks")]
+        shared = [
+            hooks
+            for name, hooks in vars(torch_module).items()
+            if name.startswith("_global_") and name.endswith("_hooks")
+        ]
         shared.append(torch_optimizer._global_optimizer_pre_hooks)
         shared.append(torch_optimizer._global_optimizer_post_hooks)
         values.append(list(map(len, shared)))

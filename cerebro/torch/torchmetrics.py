@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from cerebro.errors import InputError, StateError
+from cerebro.model import SAME_MODEL
 
 _METRIC = ("torchmetrics.metric", "Metric")
 _COLLECTION = ("torchmetrics.collections", "MetricCollection")
@@ -131,8 +132,8 @@ class Metrics:
         """Load copies of states; raise StateError if they are from different metrics."""
         for name in sorted(self._metrics.keys() ^ state.keys()):
             raise StateError(
-                f"the metric {name} is only in the {'state' if name in state else 'model'}: build "
-                "must make the same model from the same configuration"
+                f"the metric {name} is only in the {'state' if name in state else 'model'}: "
+                f"{SAME_MODEL}"
             )
         for name, metric in self._metrics.items():
             values = state[name]["state"].items()

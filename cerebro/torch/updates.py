@@ -38,7 +38,7 @@ class Updates(Part):
         self._optimizers = optimizers
         self._schedulers = schedulers
         self._scheduler_step = scheduler_step
-        self.by_batch = bool(schedulers) and scheduler_step == "batch"  # or by update
+        self.by_batch = bool(schedulers) and scheduler_step == "batch"  # or after updates
         self._by_update = steps_by_update
         self._clip_norm = clip_norm
         self.accumulate = accumulate

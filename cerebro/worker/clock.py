@@ -172,7 +172,7 @@ class LateTasks:
             self._dumped.add(self._armed[0])
             self._disarm()
         due = [
-            (max(0.001, seconds), task)
+            (seconds, task)
             for task in self._tasks
             if (seconds := task.seconds_left) is not None and task.identity not in self._dumped
         ]
@@ -180,6 +180,7 @@ class LateTasks:
             self._disarm()
             return
         seconds, first = min(due, key=lambda each: each[0])
+        seconds = max(0.001, seconds)
         when = time.monotonic() + seconds
         armed, at = self._armed or (None, 0.0)
         if armed == first.identity and abs(at - when) < LOOK_SECONDS / 10:

@@ -512,4 +512,6 @@ def as_numpy(value: Any) -> Array | None:
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         return np.asarray((value.float() if value.is_floating_point() else value).numpy())
+    if isinstance(value, np.ndarray):  # also masked ones
+        return value
     return np.asarray(value) if hasattr(value, "__array__") else None

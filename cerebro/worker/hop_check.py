@@ -144,7 +144,7 @@ def _find_hop_problems(
         problems = find_differences(straight, hopped)
         if problems and _differs_from_itself(straight):
             return [_NOT_DETERMINISTIC]
-    # Without epochs of its own, the model's state lacks nothing between them.
+    # A model without epoch hooks of its own has nothing more to lose between epochs.
     if further and not problems and _has_own_epochs(straight.live.model):
         return _find_problems_of_next_epoch(straight, of_few_batches=False)
     return problems
@@ -184,7 +184,7 @@ def _find_problems_of_next_epoch(straight: _CheckedModel, *, of_few_batches: boo
         train(straight)
         hopped = train_hopped()
         state_hash = hopped.hash_state()
-        if state_hash == straight.hash_state() and not of_few_batches:
+        if not of_few_batches and state_hash == straight.hash_state():
             return []  # if a counter is lost, nothing depends on it
         problems = find_differences(straight, hopped)
         if problems and state_hash != train_hopped().hash_state():

@@ -93,7 +93,7 @@ class Reads:
 
 
 def _note_key(method: Any) -> Any:
-    """Return a method of dict that first notes the key; `_note_all` notes all keys."""
+    """Return a method of dict that first notes the key."""
 
     def note_and_call(self: _Noted, key: Any, *rest: Any) -> Any:
         self.note(key)

@@ -2,8 +2,8 @@
 
 `Watch`, in the worker, writes a trial's warnings to the trial's log, once each, and sends them to
 the coordinator with the unit's result. The coordinator records them for every trial, and
-`ShownWarnings` shows each once per run. The filters of the user's process decide; they are sent to
-the workers (`carry_filters`). See docs/design/workers.md.
+`ShownWarnings` shows each once per run. The filters of the user's process decide which are shown;
+they are sent to the workers (`carry_filters`). See docs/design/workers.md.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ EVENT = "warning"  # the kind of the event that records a trial's warning
 MAX_TEXTS = 3  # the most texts shown per line of code: texts often differ only by a number
 MAX_LENGTH = 2000
 
-EPOCHS = 3
-LEAST_PER_EPOCH = 8 << 20
-LEAST_TOGETHER = 64 << 20
+GROWING_EPOCHS = 3
+LEAST_GROWTH_PER_EPOCH = 8 << 20
+LEAST_GROWTH = 64 << 20
 LOADED_ALLOWANCE = 32 << 20
 LOADED_STATES = 3
 
@@ -266,12 +266,12 @@ class Growth:
         its = self._trials[trial]
         grown, its.in_epoch = its.in_epoch, 0
         its.ended += 1
-        if its.ended == 1 or grown < LEAST_PER_EPOCH:
+        if its.ended == 1 or grown < LEAST_GROWTH_PER_EPOCH:
             its.epochs = its.together = 0
             return None
         its.epochs += 1
         its.together += grown
-        if its.is_named or its.epochs < EPOCHS or its.together < LEAST_TOGETHER:
+        if its.is_named or its.epochs < GROWING_EPOCHS or its.together < LEAST_GROWTH:
             return None
         its.is_named = True
         return (

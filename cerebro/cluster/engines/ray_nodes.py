@@ -21,6 +21,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +254,8 @@ def spread_workers(
         )
     order = sorted(nodes, key=lambda node: node.id != first)
     turns = range(max(room.values()))
-    return [node for turn in turns for node in order if room[node.id] > turn][:count]
+    places = (node for turn in turns for node in order if room[node.id] > turn)
+    return list(islice(places, count))  # there may be millions of places for tiny needs
 
 
 def format_needs(needs: Mapping[str, float]) -> str:

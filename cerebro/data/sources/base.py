@@ -42,7 +42,7 @@ class Source:
         return None
 
     def fingerprint(self) -> str | None:
-        """Return a cheap string that changes with the rows, or None; `whole` ones are hashed."""
+        """Return a cheap string that changes with the rows, or None; `whole` rows are hashed."""
         return None
 
 

@@ -24,7 +24,6 @@ import numpy as np
 
 from cerebro.errors import InputError, StateError
 from cerebro.integrations.jax.program import (
-    HINT,
     Carry,
     ProgramParts,
     copy_tree,
@@ -37,6 +36,7 @@ from cerebro.integrations.jax.program import (
 )
 from cerebro.machine.devices import build_device
 from cerebro.model import (
+    SAME_MODEL,
     BaseModel,
     Batch,
     Columns,
@@ -268,7 +268,7 @@ class Model(BaseModel):
         for name in sorted(expected ^ state.keys()):
             raise StateError(
                 f"the state has {'no' if name in expected else 'a'} {name!r}, unlike the model "
-                f"that build made: {HINT}"
+                f"that build made: {SAME_MODEL}"
             )
 
         def load(name: str, tree: Any, part: Any, retyped: bool = False) -> Any:

@@ -22,6 +22,7 @@ import numpy as np
 
 from cerebro.errors import InputError, StateError
 from cerebro.model import (
+    SAME_MODEL,
     Batch,
     Columns,
     Unchecked,
@@ -41,7 +42,6 @@ MAX_PROGRAMS = 16
 """The number of programs that are kept for later models."""
 
 Path = tuple[str, ...]
-HINT = "build must make the same model from the same configuration"
 
 
 @dataclass(frozen=True)
@@ -414,11 +414,11 @@ def from_state(what: str, tree: Any, state: Any, device: Any, *, retyped: bool =
     named = name_leaves(tree)
     missing = [path for path, _ in named if path not in stored]
     if missing:
-        raise StateError(f"the state has no {what}/{'/'.join(missing[0])}: {HINT}")
+        raise StateError(f"the state has no {what}/{'/'.join(missing[0])}: {SAME_MODEL}")
     unknown = stored.keys() - {path for path, _ in named}
     if unknown:
         raise StateError(
-            f"the state has {what}/{'/'.join(min(unknown))}, which the model lacks: {HINT}"
+            f"the state has {what}/{'/'.join(min(unknown))}, which the model lacks: {SAME_MODEL}"
         )
     arrays = [
         _copy_matching(f"{what}/{'/'.join(path)}", leaf, stored[path], retyped)
@@ -444,6 +444,6 @@ def _copy_matching(name: str, leaf: Any, value: Any, retyped: bool) -> Any:
     if array.shape != words.shape or not (retyped or array.dtype == words.dtype):
         raise StateError(
             f"{name}: the state has {array.dtype} of shape {array.shape}, the model {words.dtype} "
-            f"of shape {words.shape}: {HINT}"
+            f"of shape {words.shape}: {SAME_MODEL}"
         )
     return _Key(array, jax.random.key_impl(leaf)) if is_key(leaf) else array

@@ -1,1 +1,1 @@
-"""Keras 3 models, on PyTorch or JAX: `model.py` trains them, by the steps of a backend."""
+"""Keras 3 models, on PyTorch or JAX: `steps.py` has the steps of both backends."""

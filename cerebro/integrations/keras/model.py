@@ -29,6 +29,7 @@ from cerebro.errors import InputError, StateError
 from cerebro.integrations.keras.steps import JaxSteps, TorchSteps
 from cerebro.machine.devices import build_device
 from cerebro.model import (
+    SAME_MODEL,
     BaseModel,
     Batch,
     Columns,
@@ -56,8 +57,6 @@ WORDS = list_words(
 
 SEED = "seed_generator_state"
 """The name of the variable that holds the state of a Keras random generator."""
-
-HINT = "build must make the same model from the same configuration"
 
 
 class Model(BaseModel):
@@ -494,13 +493,15 @@ def _load(part: str, variables: Mapping[str, Any], state: Any) -> None:
     values = state if isinstance(state, Mapping) else {}
     for name in sorted(variables.keys() ^ values.keys()):
         has, lacks = ("model", "state") if name in variables else ("state", "model")
-        raise StateError(f"the {has} has the variable {part}/{name}, the {lacks} does not: {HINT}")
+        raise StateError(
+            f"the {has} has the variable {part}/{name}, the {lacks} does not: {SAME_MODEL}"
+        )
     for name, variable in variables.items():
         shape, dtype = tuple(values[name].shape), _dtype_name(values[name])
         if shape != tuple(variable.shape) or dtype != variable.dtype:
             raise StateError(
                 f"{part}/{name} is {dtype} of shape {shape} in the state and {variable.dtype} of "
-                f"shape {tuple(variable.shape)} in the model: {HINT}"
+                f"shape {tuple(variable.shape)} in the model: {SAME_MODEL}"
             )
     for name, variable in variables.items():
         value = values[name]

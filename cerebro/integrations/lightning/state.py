@@ -24,7 +24,10 @@ _HPARAMS = {"_hparams", "_hparams_initial", "_hparams_name"}
 
 
 class Attributes:
-    """A module's own attributes, not those of the class `base`, its modes and its frozen flags."""
+    """The modes, frozen flags and plain attributes of a module and its submodules, as built.
+
+    Attributes of the class `base` are left out. A state has only what differs from `build`'s.
+    """
 
     def __init__(self, root: Any, base: Any) -> None:
         self._root = root

@@ -112,7 +112,7 @@ class StudyOfRun:
     def find_trial(
         self, trials: Mapping[int, FrozenTrial], asked: int, number: int, params: Mapping[str, Any]
     ) -> FrozenTrial:
-        """Return the run's trial `number`, in the study `asked`; raise InputError if it differs."""
+        """Return the study's trial `asked`; raise InputError unless it is the run's `number`."""
         frozen = trials.get(asked)
         if frozen is None or mark_of(frozen).get("trial") != number:
             raise self.make_other_error(asked)

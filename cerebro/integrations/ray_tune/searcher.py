@@ -343,7 +343,7 @@ def _identify(suggestion: Suggestion) -> list[Any]:
 
 
 def read_scheduler_arguments(scheduler: Any) -> dict[str, Any]:
-    """Return a scheduler's arguments that its attributes show, but not the search's own."""
+    """Return a scheduler's arguments that its attributes show, without metric and mode."""
     values = {name.removeprefix("_"): value for name, value in vars(scheduler).items()}
     if "eta" in values:  # HyperBandScheduler
         values |= {"max_t": values["max_t_attr"], "reduction_factor": values["eta"]}
@@ -370,8 +370,6 @@ class Source:
     """The configurations that a `Searcher` suggests, at most `samples`; it learns from results."""
 
     adaptive = True
-    total: int | None = None
-    """The number of configurations, if it is known."""
 
     def __init__(self, mapping: dict[str, Any], algorithm: Any, samples: float) -> None:
         self.samples = samples
@@ -382,6 +380,8 @@ class Source:
     def set_up(self, metric: str, mode: str, points: Sequence[Any], limit: float) -> None:
         """Begin anew; make at most `limit` configurations, whatever the number of samples."""
         self.exhausted, self._made, self._limit = False, 0, limit
+        is_known = self.adaptive and self.samples != math.inf  # grids multiply the samples
+        self.total = int(min(self.samples, limit)) if is_known else None
         self._begin(metric, mode, points)
 
     def make_config(self) -> tuple[str, dict[str, Any]] | None:
@@ -412,8 +412,6 @@ class Source:
                 "points are not for a search algorithm of Ray Tune: give it points_to_evaluate "
                 "instead"
             )
-        if self.samples != math.inf:
-            self.total = int(min(self.samples, self._limit))
         unset = find_unset("searcher", self._algorithm, "", metric, mode)
         is_set = self._algorithm.set_search_properties(*unset, self._mapping)
         if not is_set and _has_unresolved_values(self._mapping):

@@ -35,7 +35,7 @@ SCORE = "score"
 """The metric that ranks configurations."""
 
 FAILED = ("failed", "diverged")
-"""How trials end that have no score."""
+"""The statuses of trials that have no score."""
 
 MAX_TRIED = 64
 """How many configurations are drawn to find one that learns by batch."""
@@ -260,7 +260,7 @@ def check_choices(estimator: Any, space: Space, originals: Originals) -> None:
 
 
 def conclude(result: Result, originals: Originals, refit: Any) -> dict[str, Any]:
-    """Return `SearchCV`'s fitted attributes on its run; warn of configurations without a score."""
+    """Return the attributes that `SearchCV` gets from its run; warn of trials without a score."""
     trials = result.trials
     failed = [trial for trial in trials if trial.status in FAILED]
     if failed:

@@ -28,7 +28,7 @@ from cerebro.integrations.sklearn.steps import (
     steps_of,
     string_objects,
 )
-from cerebro.model import BaseModel, Batch, Words, check_batch
+from cerebro.model import SAME_MODEL, BaseModel, Batch, Words, check_batch
 
 # Fitted attributes that no later training or prediction reads.
 _SKIPPED = {
@@ -289,7 +289,7 @@ class Model(BaseModel):
         if states.keys() != steps.keys():
             raise StateError(
                 f"the state has the steps {', '.join(states) or 'none'}, the pipeline "
-                f"{', '.join(steps)}: build must make the same model from the same configuration"
+                f"{', '.join(steps)}: {SAME_MODEL}"
             )
         for name, step in steps.items():
             _load(step, states[name])

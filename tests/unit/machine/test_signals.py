@@ -132,3 +132,30 @@ def test_a_handler_of_the_user_inside_the_block_is_deferred_and_left_in_place():
         assert signal.getsignal(signal.SIGINT) not in (own, default)
     finally:
         signal.signal(signal.SIGINT, default)
+
+
+def test_a_signal_between_restoring_two_handlers_leaves_none_deaf(monkeypatch):
+    """The user's handler of Ctrl-C raises as soon as it is restored."""
+    restore = signal.signal
+
+    def interrupted(number, handler):
+        before = restore(number, handler)
+        if handler is stop:
+            signal.raise_signal(number)
+        return before
+
+    def stop(signum, frame):
+        raise LookupError
+
+    with raise_on_sigterm():
+        ours = signal.getsignal(signal.SIGTERM)
+        default = restore(signal.SIGINT, stop)
+        try:
+            monkeypatch.setattr(signal, "signal", interrupted)
+            with pytest.raises(LookupError), defer_interrupts():
+                assert signal.getsignal(signal.SIGTERM) is not ours
+            assert signal.getsignal(signal.SIGTERM) is ours
+            assert signal.getsignal(signal.SIGINT) is stop
+        finally:
+            monkeypatch.undo()
+            restore(signal.SIGINT, default)
