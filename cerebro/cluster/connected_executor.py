@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from pathlib import Path
 
 from cerebro.cluster.engine import Engine, Processes, assign_gpus, collect_variables
 from cerebro.cluster.executor import ClusterExecutor
@@ -19,6 +20,9 @@ from cerebro.worker.messages import RunContext
 class EngineExecutor(ClusterExecutor):
     """Runs a search on agents that an engine starts; subclasses choose the engine."""
 
+    _at: tuple[str, int] | None = None  # the host and port to listen at; None: any free port
+    _key_file: Path | None = None  # of the key; None: a new key for each run
+
     @abstractmethod
     def _make_engine(self, context: RunContext) -> Engine:
         """Return the engine that starts the agents of this run."""
@@ -27,22 +31,21 @@ class EngineExecutor(ClusterExecutor):
         """Return the share of a GPU that each worker uses in this run; 0: none."""
         return self._gpu_share if self._gpu_share and is_gpu(context.device) else 0.0
 
-    def _make_keys(self) -> Keys:
-        return Keys.generate()
-
-    def _choose_addresses(self) -> tuple[str, int, str]:
-        """Return the host and port to listen at, and the host that agents connect to."""
-        return "127.0.0.1", 0, "127.0.0.1"
+    def _find_own_host(self) -> str:
+        """Return the host to which the agents that the engine starts connect."""
+        return "127.0.0.1"
 
     def _join(self, context: RunContext) -> Hub:
         engine = self._make_engine(context)
-        host, port, dialed = self._choose_addresses()
-        hub = Hub(self._make_keys(), engine, host, port)
+        dialed = self._find_own_host()
+        inside = "127.0.0.1" if dialed == "127.0.0.1" else "0.0.0.0"
+        host, port = self._at or (inside, 0)
+        path = self._key_file
+        keys = Keys.generate() if path is None else Keys(read_key_file(path, create=True))
+        hub = Hub(keys, engine, host, port)
         try:
-            inside = "127.0.0.1" if dialed == "127.0.0.1" else "0.0.0.0"
-            engine.start(
-                Ticket(format_address(dialed, hub.port), hub.keys.key, collect_variables(), inside)
-            )
+            address = format_address(dialed, hub.port)
+            engine.start(Ticket(address, keys.key, collect_variables(), inside))
         except BaseException:
             hub.close()
             raise
@@ -118,10 +121,3 @@ class Executor(EngineExecutor):
             return Processes(assign_gpus(self.workers, share))
         fitting = max(1, usable_cores() // context.exactness.threads)
         return Processes([{}] * (self.workers or fitting))
-
-    def _make_keys(self) -> Keys:
-        path = self._key_file
-        return super()._make_keys() if path is None else Keys(read_key_file(path, create=True))
-
-    def _choose_addresses(self) -> tuple[str, int, str]:
-        return super()._choose_addresses() if self._at is None else (*self._at, "127.0.0.1")

@@ -10,7 +10,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 from cerebro.cluster.keys import Ticket
@@ -22,8 +22,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 AUTO = "auto"  # the device of an agent that uses a GPU if the search needs one
 
 END_SECONDS = 10.0
-PATIENCE_SECONDS = 60
-"""The time for an agent to reach the coordinator, which listens when it is started."""
+PATIENCE_SECONDS = 60  # for an agent to reach the coordinator, which listens when it is started
 
 
 class Engine:
@@ -58,9 +57,8 @@ class Processes(Engine):
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, ticket: Ticket) -> None:
-        for more in self._variables:
-            agent_ticket = replace(ticket, variables={**ticket.variables, **more})
-            self.processes.append(start_agent(agent_ticket))
+        for own in self._variables:
+            self.processes.append(start_agent(ticket, own))
 
     def failure(self) -> str | None:
         codes = [process.poll() for process in self.processes]
@@ -74,9 +72,9 @@ class Processes(Engine):
         self.processes.clear()
 
 
-def start_agent(ticket: Ticket) -> subprocess.Popen[bytes]:
-    """Start an agent as a separate program; closing its standard input ends it."""
-    variables = {**os.environ, **ticket.variables}
+def start_agent(ticket: Ticket, own: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start an agent with variables of its `own`; closing its standard input ends it."""
+    variables = {**os.environ, **ticket.variables, **own}
     process = subprocess.Popen(
         [sys.executable, "-m", "cerebro", "agent", "--stdin", "--patience", str(PATIENCE_SECONDS)],
         stdin=subprocess.PIPE,
@@ -107,10 +105,7 @@ def run_agent(text: str, gpu: str | None = None) -> None:
     `text` is the ticket, `gpu` the agent's ``CUDA_VISIBLE_DEVICES`` (None: that of this process).
     Raises RuntimeError if the agent does not end with its run: the engine may start it again.
     """
-    ticket = Ticket.from_json(text)
-    if gpu is not None:
-        ticket = replace(ticket, variables={**ticket.variables, VISIBLE: gpu})
-    process = start_agent(ticket)
+    process = start_agent(Ticket.from_json(text), {} if gpu is None else {VISIBLE: gpu})
     try:
         status = process.wait()
     finally:

@@ -80,12 +80,11 @@ class Executor(EngineExecutor):
         share = self._find_gpu_share(context)
         return LongTasks(self._client, self.workers, context.exactness.threads, share)
 
-    def _choose_addresses(self) -> tuple[str, int, str]:
+    def _find_own_host(self) -> str:
         way, _, rest = self._client.scheduler.address.partition("://")
         if way == "inproc":  # the workers are threads in this process
-            return super()._choose_addresses()
-        address = _find_own_address(rest.rpartition(":")[0].strip("[]"))
-        return ("127.0.0.1" if address == "127.0.0.1" else "0.0.0.0"), 0, address
+            return super()._find_own_host()
+        return _find_own_address(rest.rpartition(":")[0].strip("[]"))
 
 
 def _find_own_address(peer: str) -> str:
@@ -110,19 +109,15 @@ class LongTasks(Engine):
     are released, and other tasks start on free workers. `gpu_share` is each agent's share of a GPU.
     """
 
-    def __init__(
-        self, client: Any, wanted: int | None, threads: int, gpu_share: float = 0.0
-    ) -> None:
+    def __init__(self, client: Any, wanted: int | None, threads: int, gpu_share: float) -> None:
         self._client = client
         self._threads = threads
         self._gpu_share = gpu_share
         slots = self._list_slots()
         if not slots:
-            raise InputError(
-                "the Dask cluster has no workers"
-                + (" with GPUs" if gpu_share and self._list_workers() else "")
-                + ": start some, or scale the cluster"
-            )
+            others = client.scheduler_info(n_workers=-1)["workers"]
+            what = "workers with GPUs" if gpu_share and others else "workers"
+            raise InputError(f"the Dask cluster has no {what}: start some, or scale the cluster")
         self.size = len(slots) if wanted is None else wanted
         self._tasks: dict[tuple[int, str], Any] = {}
         self._text = ""
@@ -158,38 +153,31 @@ class LongTasks(Engine):
             _import_distributed().wait(tasks, timeout=END_SECONDS)
         self._client.cancel(tasks, force=True)
 
-    def _list_slots(self) -> list[tuple[int, str]]:
-        """Return where agents can run: a number and a worker's address, in the order of use."""
-        return sorted(
-            (number, address)
-            for address, worker in self._list_workers().items()
-            for number in range(self._count_room(worker))
-        )
-
-    def _list_workers(self) -> dict[str, Any]:
-        """Return the descriptions of the Dask workers by address."""
-        workers: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
-        return workers
-
-    def _count_room(self, worker: dict[str, Any]) -> int:
-        by_threads = max(1, int(worker["nthreads"]) // self._threads)
-        if not self._gpu_share:
-            return by_threads
-        return min(by_threads, count_fitting_workers(_count_gpus(worker), self._gpu_share))
+    def _list_slots(self) -> dict[tuple[int, str], int | None]:
+        """Return each slot, a number and a worker's address, with its GPU, in the order of use."""
+        slots: dict[tuple[int, str], int | None] = {}
+        for address, worker in self._client.scheduler_info(n_workers=-1)["workers"].items():
+            room = max(1, int(worker["nthreads"]) // self._threads)
+            gpus = 0
+            if self._gpu_share:
+                gpus = int(worker.get("resources", {}).get("GPU", 1))
+                room = min(room, count_fitting_workers(gpus, self._gpu_share))
+            for number in range(room):
+                slots[number, address] = number % gpus if gpus else None
+        return dict(sorted(slots.items()))
 
     def _fill_slots(self) -> None:
         """Release the tasks of lost workers, and start agents on free ones."""
-        slots, workers = self._list_slots(), self._list_workers()
+        slots = self._list_slots()
         for slot in [slot for slot in self._tasks if slot not in slots]:
             self._client.cancel(self._tasks.pop(slot), force=True)
-        for slot in slots:
+        for slot, gpu in slots.items():
             if slot not in self._tasks and len(self._tasks) < (self.size or 0):
-                number, address = slot
-                gpus = _count_gpus(workers.get(address, {})) if self._gpu_share else 0
+                _, address = slot
                 self._tasks[slot] = self._client.submit(
                     _run_long_task,
                     self._text,
-                    number % gpus if gpus else None,
+                    gpu,
                     key=f"cerebro-agent-{os.urandom(8).hex()}",
                     workers=[address],
                     allow_other_workers=False,
@@ -204,10 +192,6 @@ class LongTasks(Engine):
             except Exception:  # the scheduler is away; connected agents stay connected
                 if self._client.status == "closed":
                     return
-
-
-def _count_gpus(worker: dict[str, Any]) -> int:
-    return int(worker.get("resources", {}).get("GPU", 1))
 
 
 def _run_long_task(text: str, gpu: int | None = None) -> None:

@@ -101,10 +101,9 @@ class Executor(EngineExecutor):
             profile = _register_profile(running, self._profile)
         return PlainStage(running, self.workers, profile, on_gpus=share > 0)
 
-    def _choose_addresses(self) -> tuple[str, int, str]:
-        host = self._get_running_context().getConf().get("spark.driver.host")
-        local = host in ("localhost", "127.0.0.1")
-        return ("127.0.0.1", 0, "127.0.0.1") if local else ("0.0.0.0", 0, host)
+    def _find_own_host(self) -> str:
+        host: str = self._get_running_context().getConf().get("spark.driver.host")
+        return "127.0.0.1" if host == "localhost" else host
 
     def _get_context(self) -> Any:
         from pyspark.sql import SparkSession
@@ -121,7 +120,7 @@ class Executor(EngineExecutor):
             return self._spark.sparkContext
         except Exception as error:  # serverless sessions
             raise InputError(
-                f"spark has no SparkContext in this process ({_first_line(text_of(error))}): run "
+                f"spark has no SparkContext in this process ({text_of(error)}): run "
                 "the search in a driver, with a classic session"
             ) from error
 
@@ -305,8 +304,4 @@ def _find_cause(error: Exception) -> str:
     except Exception:  # the session has ended, which would have to be asked
         return text_of(error)
     lines = [line for line in _RAISED.findall(text) if not line.startswith(("org.", "java."))]
-    return one_line(str(lines[0]) if lines else _first_line(text))
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
+    return one_line(str(lines[0]) if lines else text.strip().partition("\n")[0])
