@@ -33,11 +33,11 @@ from cerebro.cluster.wire import (
     SharedSocket,
     decode_message,
     dial,
-    encode_answer,
     split_frames,
     start_authenticator,
 )
 from cerebro.errors import InputError, text_of
+from cerebro.executors.wire import pickle_event
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.signals import TERMINATED, call_on_sigterm, defer_interrupts
 
@@ -76,9 +76,10 @@ class Answers:
         if packed is not None and memoryview(packed).nbytes <= CARRIED_BYTES:
             carried, packed = bytes(packed), None
         try:
-            frames = encode_answer((number, value, error, carried))
+            frames = split_frames(pickle_event((number, value, error, carried)))
         except Exception as cause:  # an exception that cannot be pickled
-            frames = encode_answer((number, None, RuntimeError(text_of(error or cause)), None))
+            trouble = RuntimeError(text_of(error or cause))
+            frames = split_frames(pickle_event((number, None, trouble, None)))
         with self._lock:
             if self._has_handed_over:
                 return

@@ -26,11 +26,12 @@ from cerebro.cluster.states import Blob, Fetcher, HeldState, StateRefs
 from cerebro.cluster.wire import (
     SharedSocket,
     decode_message,
-    encode_message,
     open_listener,
+    split_frames,
     start_authenticator,
 )
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
+from cerebro.executors.wire import pickle_message
 from cerebro.machine.signals import defer_interrupts
 from cerebro.worker.messages import Job, Task
 
@@ -116,7 +117,7 @@ class RemoteAgent:
 
     def run(self, job: Job, state: StateIn | None) -> tuple[Future[JobResult], Any]:
         """Run a job; return its future result, and a reference to the state that it will leave."""
-        return self._hub.send(self, "ordered", "run", (job, state), has_state=True)
+        return self._hub.send(self, "ordered", "run", (job, state))
 
     def kill(self, trouble: str | None = None) -> None:
         """End the agent and its worker process; `trouble` is why, if the run still needs them."""
@@ -273,22 +274,16 @@ class Hub:
     # --- calls ---------------------------------------------------------------
 
     def send(
-        self,
-        agent: RemoteAgent,
-        lane: str,
-        method: str,
-        arguments: tuple[Any, ...],
-        has_state: bool = False,
+        self, agent: RemoteAgent, lane: str, method: str, arguments: tuple[Any, ...]
     ) -> tuple[Future[Any], Blob | None]:
         """Call a method of an agent; return its future, and the state that it will leave."""
         future: Future[Any] = Future()
         number = next(self._numbers)
+        has_state = method == "run"
         ref = agent.states.make(number) if has_state else None
-        is_plain = method == "run" and isinstance(arguments[0], Task)
-        frames = encode_message(
-            (number, lane, method, arguments, agent.states.take_freed(), has_state),
-            is_plain=is_plain,
-        )
+        is_plain = has_state and isinstance(arguments[0], Task)
+        message = number, lane, method, arguments, agent.states.take_freed(), has_state
+        frames = split_frames(pickle_message(message, is_plain=is_plain))
         with defer_interrupts(), self._lock:
             is_gone = agent.is_gone  # later, `_drop_agent` finds the future
             if not is_gone:

@@ -21,11 +21,10 @@ import select
 import selectors
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cerebro.cluster.keys import Keys, import_zmq
-from cerebro.executors.wire import pickle_event, pickle_message
 from cerebro.machine.signals import WakePipe, defer_interrupts, wait_for
 
 FRAME_BYTES = 4 << 20
@@ -100,21 +99,10 @@ def start_authenticator(context: Any, keys: Keys) -> Any:
     return guard
 
 
-def split_frames(packed: Any) -> Iterator[memoryview]:
-    """Return a buffer in frames."""
+def split_frames(packed: Any) -> list[memoryview]:
+    """Return a buffer, such as a pickled message, in frames: at least one."""
     view = memoryview(packed).cast("B")
-    for begin in range(0, max(1, len(view)), FRAME_BYTES):
-        yield view[begin : begin + FRAME_BYTES]
-
-
-def encode_message(message: Any, *, is_plain: bool = False) -> list[Any]:
-    """Return a message's frames; `is_plain`: it has no object of the user's code."""
-    return list(split_frames(pickle_message(message, is_plain=is_plain)))
-
-
-def encode_answer(answer: Any) -> list[Any]:
-    """Return the frames of an agent's answer, which may contain a worker's event."""
-    return list(split_frames(pickle_event(answer)))
+    return [view[begin : begin + FRAME_BYTES] for begin in range(0, max(1, len(view)), FRAME_BYTES)]
 
 
 def decode_message(messages: list[Any]) -> Any:

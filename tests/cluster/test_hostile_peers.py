@@ -29,10 +29,11 @@ from cerebro.cluster.wire import (  # noqa: E402
     MAX_FRAME_BYTES,
     decode_message,
     dial,
-    encode_message,
     open_listener,
+    split_frames,
     start_authenticator,
 )
+from cerebro.executors.wire import pickle_message  # noqa: E402
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
 """With which a connection of ZeroMQ begins."""
@@ -144,7 +145,8 @@ def test_a_peer_that_exceeds_the_frame_limit_is_disconnected(pair):
     server, port, keys, context = pair
     greedy, modest = (dial(context, keys, f"127.0.0.1:{port}") for _ in range(2))
     greedy.send(bytes(MAX_FRAME_BYTES + 1))
-    modest.send_multipart(encode_message({"array": bytes(3 * MAX_FRAME_BYTES)}))
+    message = pickle_message({"array": bytes(3 * MAX_FRAME_BYTES)}, is_plain=True)
+    modest.send_multipart(split_frames(message))
     _, *frames = server.recv_multipart(copy=False)
     assert decode_message(frames) == {"array": bytes(3 * MAX_FRAME_BYTES)}
     assert not server.poll(100)
