@@ -72,13 +72,14 @@ class Admission:
         self._one_kind = one_kind
 
     def admit(
-        self, agents: NewAgents, members: Membership, *, first: bool = False
+        self, nodes: Sequence[Node], members: Membership, *, first: bool = False
     ) -> tuple[list[RemoteWorker], list[Note]]:
-        """Take new agents, and send their nodes the data; return their workers, and notes.
+        """Take an agent on each of these nodes, and send the nodes the data; any thread may call.
 
-        These are the run's `first` agents, or those of one new node. Raises InputError, after
-        ending all of them, if one cannot be used.
+        The agents are the run's `first`, or those of one new node. Returns their workers, and
+        notes. Raises InputError, after ending all of them, if one cannot be used.
         """
+        agents = [(node, self._hub.acquire_agent(node)) for node in nodes]
         try:
             reports = self._collect_reports(agents)
             notes = self.check(reports)
@@ -94,7 +95,8 @@ class Admission:
                 )
             for report in reports:
                 self.supply.check_reads(report)
-            others = [*reports, *members.list_reports()]
+            # A copy of the workers, because another thread may add some.
+            others = [*reports, *(remote.report for remote in list(members.workers.values()))]
             remotes = [
                 self._make_worker(node, agent, report, others)
                 for (node, agent), report in zip(agents, reports, strict=True)
@@ -112,13 +114,6 @@ class Admission:
                 agent.kill()
             raise
 
-    def admit_node(
-        self, node: Node, count: int, members: Membership
-    ) -> tuple[list[RemoteWorker], list[Note]]:
-        """Take agents on a new node; called in a separate thread."""
-        agents = [(node, self._hub.acquire_agent(node)) for _ in range(count)]
-        return self.admit(agents, members)
-
     def _make_worker(
         self, node: Node, agent: RemoteAgent, report: NodeReport, others: Sequence[NodeReport]
     ) -> RemoteWorker:
@@ -133,7 +128,7 @@ class Admission:
         place = f"{report.node} itself" if reads_all else report.place
         return RemoteWorker(-1, agent, node, report, place, reads_all, begin)
 
-    def _collect_reports(self, agents: NewAgents) -> list[NodeReport]:
+    def _collect_reports(self, agents: Sequence[tuple[Node, RemoteAgent]]) -> list[NodeReport]:
         """Return what new agents say about their nodes; raise InputError if one does not start."""
         with make_run_token(Path(self._context.folders.states)) as token:
             asked = [
@@ -247,9 +242,7 @@ def remove_old_tokens(folder: Path) -> None:
 
 
 def _find_existing_parent(folder: Path) -> Path:
-    while not folder.is_dir():
-        folder = folder.parent
-    return folder
+    return next(place for place in (folder, *folder.parents) if place.is_dir())
 
 
 COMPUTE = ("numpy", "torch", "jax", "jaxlib", "scikit-learn", "scipy", "mkl", "cloudpickle")

@@ -8,6 +8,7 @@ docs/design/cluster.md.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from abc import ABC, abstractmethod
@@ -162,7 +163,7 @@ class ClusterExecutor(ABC):
             call.is_dropped = True  # so that it is sent when its turn comes
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
-        end = None if timeout is None else time.monotonic() + timeout
+        end = math.inf if timeout is None else time.monotonic() + timeout
         events, workers = self._events, self._members.workers
         while True:
             events.process()
@@ -170,14 +171,13 @@ class ClusterExecutor(ABC):
             if events.now or not (is_busy or wake is not None):
                 break
             now = time.monotonic()
-            if end is not None and now >= end:
+            if now >= end:
                 break
             if now >= self._next_look:
                 self._check_workers()
                 continue  # it may have put calls to make
-            due = min(self._next_look, self._next_look if end is None else end)
             descriptors = [events.fileno()] + ([] if wake is None else [wake.fileno()])
-            ready = self._cluster.wait(max(0.0, due - now), descriptors)
+            ready = self._cluster.wait(min(self._next_look, end) - now, descriptors)
             if wake is not None and wake.fileno() in ready:
                 events.process()
                 break
@@ -276,13 +276,13 @@ class ClusterExecutor(ABC):
         taken = Counter(node.id for node in hosts)
         spare = {number for number, node in nodes.items() if hub.count_room(node) > taken[number]}
         self._members.know(nodes, spare)
-        agents = [(node, hub.acquire_agent(node)) for node in hosts]
-        remotes, notes = self._admission.admit(agents, self._members, first=True)
+        remotes, notes = self._admission.admit(hosts, self._members, first=True)
         self._events.later += notes
         for remote in remotes:
             self._add_worker(remote)
         self._next_look = time.monotonic() + LOOK_SECONDS
-        hub.watch(lambda: self._events.put(self._check_nodes))
+        if hub.dials_in:  # else the cluster is asked for its nodes
+            hub.changed = lambda: self._events.put(self._check_nodes)
 
     def _add_worker(self, remote: RemoteWorker, *, with_node: bool = False) -> int:
         self._members.add(remote)
@@ -547,10 +547,9 @@ class ClusterExecutor(ABC):
     # --- lost workers --------------------------------------------------------
 
     def _handle_failed_agent(self, remote: RemoteWorker, error: BaseException) -> None:
-        workers = self._members.workers
         for lost in self._members.mark_gone(remote):
             self._states.remove_agent(lost.agent.id)
-            for other in workers.values():
+            for other in self._members.workers.values():
                 if other is not lost:
                     other.agent.control("mark_agent_lost", lost.agent.id)
         cause = describe_cause(error)
@@ -593,7 +592,7 @@ class ClusterExecutor(ABC):
                     break
                 wait_for([events.fileno()], 1.0)
                 events.make_calls()
-            failure = hub.explain_no_more_nodes()
+            failure = hub.engine.failure()
         joined = next((e for e in events.later if isinstance(e, WorkerJoined)), None)
         if others_are_left or joined is None:
             what_next = ""
@@ -626,7 +625,7 @@ class ClusterExecutor(ABC):
             count = self._members.reserve(node, room, self.workers)
             if count > 0:
                 job = self._events.fetch_pool.submit(
-                    self._admission.admit_node, node, count, self._members
+                    self._admission.admit, [node] * count, self._members
                 )
                 self._events.when_done(job, self._finish_admission, node, count)
 

@@ -101,8 +101,7 @@ class RemoteAgent:
         port = int(hello["states"])
         is_local = host in ("127.0.0.1", "::1")
         self.states.move_to(f":{port}" if is_local else format_address(host, port))
-        self.fd = fd
-        self.peer = peer
+        self.fd, self.peer = fd, peer
 
     def answers(self) -> bool:
         return not self.is_gone
@@ -137,8 +136,10 @@ class Hub:
     def __init__(self, keys: Keys, engine: Engine, host: str, port: int = 0) -> None:
         zmq = import_zmq()
         self.keys = keys
+        self.engine = engine
+        self.changed: Callable[[], None] = lambda: None
+        """What is called, in any thread, when an agent joins or leaves."""
         self.refusals: list[str] = []
-        self._engine = engine
         self._context = zmq.Context()
         self._guard = start_authenticator(self._context, keys)
         try:
@@ -158,7 +159,6 @@ class Hub:
         self._agents: dict[bytes, RemoteAgent] = {}
         self._expected: dict[str, RemoteAgent] = {}
         self._numbers = count(1)
-        self._changed: Callable[[], None] = lambda: None
         self._is_closing = False
         self._thread = threading.Thread(target=self._serve, name="cerebro-hub", daemon=True)
         self._thread.start()
@@ -171,14 +171,14 @@ class Hub:
         There may be fewer than `workers` if other nodes can join later. Raises InputError if the
         workers do not fit, or no node joins.
         """
-        needed = workers if workers is not None else self._engine.size
+        needed = workers if workers is not None else self.engine.size
         begun = time.monotonic()
         with self._lock:
             while True:
                 free = [agent for agent in self._agents.values() if not agent.is_taken]
                 if free and len(free) >= (needed or 1):
                     return free[:needed]
-                failure = self._engine.failure()
+                failure = self.engine.failure()
                 waited = time.monotonic() - begun
                 if waited > START_SECONDS or failure or (free and waited > LATE_SECONDS):
                     break
@@ -220,14 +220,6 @@ class Hub:
         node.is_taken = True
         return node
 
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Call `changed`, in any thread, when a node joins or leaves, if the cluster knows."""
-        self._changed = changed
-
-    def explain_no_more_nodes(self) -> str | None:
-        """Return why no more nodes will join; None: some may."""
-        return self._engine.failure()
-
     def fetch_to_file(self, held: HeldState, gone: Collection[str], path: Path) -> None:
         """Write a state to a file, unless its agent is among those that are `gone`."""
         # Its own context: a socket must not be closed by another thread, as `close` would.
@@ -244,13 +236,13 @@ class Hub:
     def close(self) -> None:
         """End everything that was started for the run; the agents have been told to end."""
         with contextlib.suppress(Exception):
-            self._engine.stop()
+            self.engine.stop()
         self._socket.give_back()
         for agent in self._list_agents():
             self.end(agent)
         with self._lock:
             self._lock.wait_for(lambda: not self._agents, LEAVE_SECONDS)
-        self._engine.close()
+        self.engine.close()
         self._is_closing = True
         self._socket.give_back()
         self._thread.join()
@@ -345,7 +337,7 @@ class Hub:
             self._lock.notify_all()
         for future, *_ in pending.values():
             future.set_exception(error or AgentError("it has closed the connection"))
-        self._changed()
+        self.changed()
 
     def _receive(self, frames: list[Any]) -> None:
         peer, kind, *rest = frames
@@ -355,7 +347,7 @@ class Hub:
         if agent is None:
             return
         if kind.bytes == b"state" and rest and rest[0].bytes.isdigit():
-            held = agent.states.find(int(rest[0].bytes))
+            held = agent.states.by_number.get(int(rest[0].bytes))
             if held is not None:
                 held.packed = b"".join(part.buffer for part in rest[1:])
         elif kind.bytes == b"leaving":  # its states came before
@@ -404,7 +396,7 @@ class Hub:
             if expected is not None:
                 self.mark_lost(expected, AgentError(text))
         else:
-            self._changed()
+            self.changed()
 
     def _accept(self, peer: bytes, frame: Any, number: str, hello: dict[str, Any]) -> None:
         fd = int(frame.get("__fd"))

@@ -54,21 +54,18 @@ class StateRefs:
 
     def __init__(self) -> None:
         self.address = ""  # as in `Blob`; unknown until the agent has connected
-        self._refs: WeakValueDictionary[int, Blob] = WeakValueDictionary()
+        self.by_number: WeakValueDictionary[int, Blob] = WeakValueDictionary()
         self._freed: deque[int] = deque()
 
     def move_to(self, address: str) -> None:
         self.address = address
-        for ref in self._refs.values():
+        for ref in self.by_number.values():
             ref.address = address
 
     def make(self, number: int) -> Blob:
-        ref = self._refs[number] = Blob(self.address, number)
+        ref = self.by_number[number] = Blob(self.address, number)
         finalize(ref, self._freed.append, number)
         return ref
-
-    def find(self, number: int) -> Blob | None:
-        return self._refs.get(number)
 
     def take_freed(self) -> list[int]:
         freed = []

@@ -281,11 +281,7 @@ class Supervisor:
     # --- before a run ------------------------------------------------------
 
     def report(
-        self,
-        threads: int,
-        token: str,
-        data: Sequence[tuple[Sequence[str], str]],
-        on_gpu: bool = False,
+        self, threads: int, token: str, data: Sequence[tuple[Sequence[str], str]], on_gpu: bool
     ) -> NodeReport:
         """Describe this node.
 
@@ -406,7 +402,9 @@ class Supervisor:
         fetched = 0
         if state is not None and not self._files.has_state(task):
             try:
-                packed = self._fetch(state)
+                packed = self.fetcher.fetch(
+                    state.ref, lambda: self.process.is_ending or state.agent in self._gone
+                )
                 fetched = len(packed)
                 task = self._files.write_state(task, state, packed)
                 del packed
@@ -433,12 +431,6 @@ class Supervisor:
             del self._dispatched[task.trial]  # the unit is sent again once the data is here
         log = self._files.take_log(task.trial, goes_on=self.process.has_queue)
         return JobResult(event, log=log, fetched=fetched), packed
-
-    def _fetch(self, state: StateIn) -> Any:
-        """Return a packed state; raise StateGone if it is lost."""
-        return self.fetcher.fetch(
-            state.ref, lambda: self.process.is_ending or state.agent in self._gone
-        )
 
     def read_piece(self, shard: int, name: str, offset: int, size: int) -> bytes:
         with (self._files.state_dir / shard_folder(shard) / name).open("rb") as file:

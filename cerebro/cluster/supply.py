@@ -407,8 +407,8 @@ class Transfers:
 
     def remove_worker(self, remote: RemoteWorker, *, with_place: bool) -> None:
         self.pace.forget(remote.number)
-        if self._supply.placement is not None:
-            self._supply.placement.remove_worker(remote.number)
+        if self._supply.placement is not None:  # which keeps the place: it may be useful again
+            self._supply.placement.workers.pop(remote.number, None)
         if with_place:
             self._supply.forget(remote.place)
 

@@ -111,10 +111,6 @@ class Membership:
             for remote in self.workers.values()
         )
 
-    def list_reports(self) -> list[NodeReport]:
-        """Return the reports of all workers; may be called by any thread."""
-        return [remote.report for remote in list(self.workers.values())]
-
     def mark_gone(self, remote: RemoteWorker) -> list[RemoteWorker]:
         """Note that an agent is gone, and perhaps its node; return all workers lost with it."""
         remote.is_gone = True
@@ -219,10 +215,6 @@ class Placement:
         self.workers[worker] = place
         self.lots.setdefault(place, set())
 
-    def remove_worker(self, worker: int) -> None:
-        """Remove a worker, but not its place, which may be useful again."""
-        self.workers.pop(worker, None)
-
     def remove_place(self, place: str) -> None:
         self.lots.pop(place, None)
         self.workers = {w: p for w, p in self.workers.items() if p != place}
@@ -268,9 +260,7 @@ class Placement:
                 give(min(others, key=lambda p: (after(p, lot), order.index(p))), lot)
         return {place: sorted(self.lots[place]) for place in places}
 
-    def choose_lot_to_copy(
-        self, speeds: Mapping[int, float] | None = None
-    ) -> tuple[int, str] | None:
+    def choose_lot_to_copy(self, speeds: Mapping[int, float]) -> tuple[int, str] | None:
         """Return a lot and the place to copy it to, if one needs relief; `speeds` are relative."""
         places = self._count_workers(speeds)
         if len(places) < 2:

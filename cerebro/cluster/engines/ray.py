@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -145,12 +145,7 @@ class RayCluster(Hub):
     dials_in = False
 
     def __init__(
-        self,
-        connection: Connection,
-        keys: Keys,
-        needs: Mapping[str, float],
-        *,
-        autoscale: bool = False,
+        self, connection: Connection, keys: Keys, needs: Mapping[str, float], *, autoscale: bool
     ) -> None:
         self._ray = connection.ray
         self._connection = connection
@@ -211,9 +206,6 @@ class RayCluster(Hub):
         serving: Future[None] = actor.serve.remote(self._ticket, agent.id).future()
         serving.add_done_callback(lambda done: self.mark_lost(agent, _explain_end(done)))
         return agent
-
-    def watch(self, changed: Callable[[], None]) -> None:
-        pass  # the executor asks Ray for the nodes instead
 
     def close(self) -> None:
         if self._autoscale:
