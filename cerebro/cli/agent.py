@@ -15,8 +15,7 @@ from cerebro.errors import InputError, text_of
 from cerebro.machine.devices import name_devices
 
 PATIENCE_SECONDS = 300
-AGAIN = 3
-"""The exit status of an agent that asks to be started again: its search may be resumed."""
+AGAIN = 3  # the exit status of an agent to be started again: its search may be resumed
 
 
 def add(commands: Any) -> None:

@@ -33,10 +33,7 @@ from cerebro.worker.messages import Note, RunContext
 
 START_SECONDS = 120.0  # the time within which a node must start a worker
 TOKEN = ".cerebro-"  # the beginning of a token's name; 32 hexadecimal digits follow
-OLD_TOKEN_SECONDS = 3600.0
-"""The age of a token beside the run's folder at which its coordinator must be gone."""
-
-NewAgents = Sequence[tuple[Node, RemoteAgent]]  # agents, each with its node
+OLD_TOKEN_SECONDS = 3600.0  # of a token beside the run's folder: its coordinator must be gone
 
 
 def describe_run(context: RunContext, gpu_share: float) -> Begin:

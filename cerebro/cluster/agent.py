@@ -46,12 +46,9 @@ ENDED, REFUSED, UNHEARD = 0, 1, 2
 """Exit statuses: the run has ended; the coordinator rejects this agent, or has given it up (ENDED
 if an engine has started it); there is no coordinator.
 """
-CUT = 3
-"""What `Agent.run` returns when the connection has ended, but the coordinator has not ended it."""
-QUEUE_SECONDS = 2.0
-"""The time for queued units, which are short, to end before states are handed over."""
-LEAVE_SECONDS = 25.0
-"""The time to hand states over on SIGTERM; batch systems usually kill after 30 s."""
+CUT = 3  # from `Agent.run`: the connection has ended, but the coordinator has not ended it
+QUEUE_SECONDS = 2.0  # for queued units, which are short, to end before states are handed over
+LEAVE_SECONDS = 25.0  # to hand states over on SIGTERM; batch systems usually kill after 30 s
 
 
 class Answers:

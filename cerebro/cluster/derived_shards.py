@@ -33,8 +33,7 @@ from cerebro.worker.messages import (
     WorkerLost,
 )
 
-MAX_LOSSES = 4
-"""How many workers may be lost while they make one shard, or in a row before they begin one."""
+MAX_LOSSES = 4  # of workers while they make one shard, or in a row before they begin one
 
 
 class Makers(PlacingExecutor, Protocol):

@@ -153,8 +153,7 @@ class Hub:
             ) from error
         events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
         self._socket = SharedSocket(socket, events, self._receive, self._handle_event)
-        self._cut: set[int] = set()
-        """Descriptors of connections that ended before their hello was read."""
+        self._cut: set[int] = set()  # descriptors of connections that ended before their hello
         self._lock = threading.Condition()
         self._agents: dict[bytes, RemoteAgent] = {}
         self._expected: dict[str, RemoteAgent] = {}

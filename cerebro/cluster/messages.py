@@ -34,8 +34,6 @@ class Sent:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """An agent's description of its node."""
-
     node: str  # the node's number in the cluster, hexadecimal
     host: str  # containers of one machine have names of their own, and other limits
     place: str  # the identity of its cache folder; agents that share the folder have the same
@@ -90,14 +88,12 @@ class StateIn:
 
 @dataclass(frozen=True)
 class JobResult:
-    event: Event | None
-    """None: the task's first state could not be fetched, or the task was dropped."""
+    event: Event | None  # None: its first state could not be fetched, or the task was dropped
     missing: str = ""  # why it could not be fetched
     is_full: bool = False  # whether it could not be stored because the node's disk is full
     is_dropped: bool = False
     """Whether it was queued, and the unit before it did not succeed or the agent leaves."""
-    log: bytes = b""
-    """The trial's output since the last result, unless the worker writes it into the run."""
+    log: bytes = b""  # the trial's new output, unless the worker writes it into the run
     fetched: int = 0  # bytes of the state that was fetched for the task
 
 

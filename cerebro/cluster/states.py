@@ -40,8 +40,7 @@ class StateGone(Exception):
 class Blob:
     """Where a state is; small ones are carried along."""
 
-    address: str
-    """``host:port`` of the agent that has it; without a host: the coordinator's."""
+    address: str  # ``host:port`` of the agent that has it; without a host: the coordinator's
     number: int
     packed: bytes | None = None  # the state, if it is small or its agent has left
 
@@ -163,8 +162,6 @@ class Fetcher:
 
 @dataclass(frozen=True)
 class HeldState:
-    """A packed state at an agent."""
-
     position: int  # the number of units done before it
     ref: Any
     node: str  # the node that made it
@@ -184,8 +181,7 @@ class HeldStates:
 
     def __init__(self) -> None:
         self._states: dict[int, list[HeldState]] = {}
-        self.keeping: dict[int, int] = {}
-        """By trial: the position of a state that is being written into the run's folder."""
+        self.keeping: dict[int, int] = {}  # by trial: the position of a state that is being kept
 
     def add(self, trial: int, state: HeldState) -> None:
         """Add the state of a unit; of the older ones, keep the newest from elsewhere."""

@@ -68,8 +68,7 @@ from cerebro.worker.messages import (
     WorkerShare,
 )
 
-MAX_LOG_BYTES = 1 << 20
-"""The largest size of a unit's kept output, in bytes; the middle of a longer one is left out."""
+MAX_LOG_BYTES = 1 << 20  # of a unit's output that is kept: the middle of more is left out
 
 
 class LateCall(Exception):

@@ -63,8 +63,7 @@ class Supply:
         threads: Threads,
     ) -> None:
         self.derives = isinstance(context.build, Sent)  # whether the tasks are shards, not units
-        self.placement: Placement | None = None
-        """Which lots are where; None: all places read all data."""
+        self.placement: Placement | None = None  # which lots are where; None: all are everywhere
         self.arrived: dict[str, set[int]] = {}  # the lots that places have, and `EVERYWHERE`
         self._have: dict[str, set[int]] = {}  # the shards that places have
         self._hub = hub

@@ -33,8 +33,7 @@ HANDSHAKE_SECONDS = 10
 BEAT_SECONDS = 2
 SILENCE_SECONDS = 10  # the time without a message after which a connection counts as broken
 DOMAIN = "cerebro"  # the domain of ZeroMQ's authentication
-LOAN_SECONDS = 0.02
-"""How long a borrower that has stopped waiting keeps the socket: it usually waits again at once."""
+LOAN_SECONDS = 0.02  # to a borrower that has stopped waiting: it usually waits again at once
 LOOK_SECONDS = 0.1  # how often the background thread checks whether the socket is back
 
 

@@ -31,8 +31,6 @@ MARGIN = 1.15  # a place is relieved when its work exceeds its share by this fac
 
 @dataclass
 class Call:
-    """A job of a worker."""
-
     job: Job
     packed: Any = None  # a reference to the state that the task will leave
     reloaded: bool = False  # whether its shard was damaged on the node and has been sent again
@@ -53,10 +51,8 @@ class RemoteWorker:
     begin: Begin
     call: Call | None = None  # what it runs, or what waits until its shards are there
     queued: Call | None = None  # the unit after that one
-    stale: set[int] = field(default_factory=set)
-    """Trials whose newest state was made by a different worker."""
-    made: list[int] = field(default_factory=list)
-    """Shards that it has made, which its node could keep."""
+    stale: set[int] = field(default_factory=set)  # trials whose newest state another worker made
+    made: list[int] = field(default_factory=list)  # shards that its node could keep
     silent_looks: int = 0
     has_answered: bool = False
     is_gone: bool = False  # whether the agent, and not only its process, is lost
@@ -207,8 +203,7 @@ class Placement:
 
     rows: Sequence[int]
     workers: dict[int, str] = field(default_factory=dict)  # the place of each worker
-    lots: dict[str, set[int]] = field(default_factory=dict)
-    """The lots that each place has or will have."""
+    lots: dict[str, set[int]] = field(default_factory=dict)  # those that a place has or will have
 
     def add_worker(self, worker: int, place: str) -> None:
         """Add a worker that reads the lots of a place, which may be new."""

@@ -136,11 +136,7 @@ class RayAgent(RemoteAgent):
 
 
 class RayCluster(Hub):
-    """A Ray cluster, whose nodes have several agents each.
-
-    `keys` protects the connections to agents. `needs` are the Ray resources of each worker,
-    including ``"CPU"``. `autoscale` says whether to ask the autoscaler for nodes.
-    """
+    """A Ray cluster, with several agents on a node; `needs`, with ``"CPU"``, are those of each."""
 
     dials_in = False
 

@@ -30,8 +30,7 @@ from cerebro.machine.imports import import_extra
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 3.0  # the seconds within which a live node accepts a connection
-NODE_SECONDS = 900.0
-"""The time to wait for the first node with room for a worker: a cloud takes minutes."""
+NODE_SECONDS = 900.0  # to wait for the first node with room for a worker: a cloud takes minutes
 STEP_SECONDS = 1.0
 
 
@@ -41,8 +40,6 @@ def import_ray() -> Any:
 
 @dataclass
 class Connection:
-    """This process's connection to a cluster."""
-
     ray: Any
     node: str  # the id of the node on which this process runs
     is_ours: bool  # whether the cluster was started for this search and ends with it
@@ -195,8 +192,6 @@ def _keep_sigterm_handler() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """A node of the cluster."""
-
     id: str
     address: str
     port: int = 0  # the port of the node's raylet
@@ -210,7 +205,6 @@ class ClusterNode:
             return False
 
     def count_room(self, needs: dict[str, float]) -> int:
-        """Return how many workers with these needs it can have."""
         rooms = (
             int(self.resources.get(name, 0.0) / need + 1e-9) for name, need in needs.items() if need
         )
