@@ -248,10 +248,8 @@ class Batches:
 
     def __len__(self) -> int:
         """The number of batches in the next pass."""
-        rows = self._order.shard_rows
-        mixes = self._mixes(self._epoch)
-        counts = (self._cut.count(sum(rows[shard] for shard in mix)) for mix in mixes)
-        return max(sum(counts) - self._start, 0)
+        batches = self._order.count_batches(self._mixes(self._epoch), self._cut)
+        return max(batches - self._start, 0)
 
     def __repr__(self) -> str:
         options = self._options

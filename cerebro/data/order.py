@@ -132,26 +132,25 @@ class EpochOrder:
 
     def part(self, part: int, epoch: int, cut: Cut) -> Part:
         mix = self.mix(part, epoch)
-        rows = sum(self.shard_rows[shard] for shard in mix)
-        batches = cut.count(rows)
+        batches = self.count_batches([mix], cut)
         updates = _core.batch_count(batches, cut.accumulate, False)
         first, end = 0, updates
         if self.shuffle == "rows":
             parts = self.num_parts
             first, end = part * updates // parts, (part + 1) * updates // parts
-        start, stop = (
-            _core.batch_start(batches, cut.accumulate, False, update) for update in (first, end)
-        )
         # The first updates have one batch more than the others.
         size, longer = divmod(batches, updates) if updates else (0, 0)
         more = max(0, min(longer, end) - first)
         sizes = (size + 1,) * more + (size,) * (end - first - more)
-        return Part(mix, start, stop - start, sizes)
+        start = _core.batch_start(batches, cut.accumulate, False, first)
+        return Part(mix, start, sum(sizes), sizes)
+
+    def count_batches(self, mixes: Sequence[Mix], cut: Cut) -> int:
+        return sum(cut.count(sum(self.shard_rows[shard] for shard in mix)) for mix in mixes)
 
     def steps(self, epoch: int, cut: Cut) -> int:
         """Return the number of batches of an epoch."""
-        mixes = self.pass_of(0, epoch)
-        return sum(cut.count(sum(self.shard_rows[shard] for shard in mix)) for mix in mixes)
+        return self.count_batches(self.pass_of(0, epoch), cut)
 
     def steps_of(self, epochs: int, cut: Cut) -> list[int]:
         """Return the number of batches of each of so many epochs."""
