@@ -35,6 +35,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import cerebro._core as _core
@@ -91,9 +92,8 @@ class Cache:
         self.folder = folder
         self._is_closing = False
         self._changing = threading.Condition()  # guards the next two
-        self._scratch: tuple[Path, int] | None = None
+        self._scratch: tuple[Path, int, int] | None = None  # with its lock and its process
         self._pulling: list[threading.Thread] = []
-        self._scratch_of = 0  # the process that made it
         self._arriving: dict[tuple[str, int], Path] = {}  # each has one folder, the shard's
         self._used: dict[str, int] = {}  # locked descriptors, by dataset
         self._limit = cache_limit()
@@ -143,16 +143,15 @@ class Cache:
         return manifest if manifest.checksum == checksum else None
 
     def receive(self, checksum: str, shard: int, name: str, offset: int, piece: bytes) -> None:
+        entry = self._manifest(checksum).shards[shard]
         arrived = self._arriving.get((checksum, shard))
         if arrived is None:
-            files = self._manifest(checksum).shards[shard].files.values()
-            self.make_room(sum(file.bytes for file in files))
+            self.make_room(entry.nbytes)
             arrived = self._arriving[checksum, shard] = self._arrival(shard)
-        if name not in self._manifest(checksum).shards[shard].files:
+        if name not in entry.files:
             raise CorruptDataError(f"shard {shard} has no file {name!r}")
         path = arrived / shard_folder(shard) / name
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-        with open(fd, "wb") as file:  # noqa: PTH123
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
             file.seek(offset)
             file.write(piece)
 
@@ -219,11 +218,10 @@ class Cache:
                 self._changing.notify_all()
 
     def _pull_missing(self, objects: Objects, checksum: str, shards: Sequence[int]) -> int:
-        fd = os.open(self.data(checksum) / PULLING, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
+        with (self.data(checksum) / PULLING).open("ab") as lock:
             while True:  # until no other process pulls the dataset, or the cache is closed
                 try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
                     self._check_open()
@@ -232,23 +230,17 @@ class Cache:
             if not missing:
                 return 0
             manifest = self._manifest(checksum)
-            files = [file for shard in missing for file in manifest.shards[shard].files.values()]
-            self.make_room(sum(file.bytes for file in files))
+            self.make_room(sum(manifest.shards[shard].nbytes for shard in missing))
             self.scratch()
             with ThreadPoolExecutor(PULLS, "cerebro-pull") as threads:
-                jobs = [threads.submit(self._pull, objects, manifest, n) for n in missing]
-                try:
-                    return sum(job.result() for job in jobs)
-                except BaseException:
-                    threads.shutdown(cancel_futures=True)
-                    raise
-        finally:
-            os.close(fd)
+                # After an error, `map` begins no further pull.
+                return sum(threads.map(partial(self._pull, objects, manifest), missing))
 
     def _pull(self, objects: Objects, manifest: Manifest, shard: int) -> int:
+        entry = manifest.shards[shard]
         arrived = self._arrival(shard)
         try:
-            for name, file in manifest.shards[shard].files.items():
+            for name, file in entry.files.items():
                 name_there = f"{shard_folder(shard)}/{name}"
                 self._check_open()
                 try:
@@ -269,14 +261,14 @@ class Cache:
             raise CorruptDataError(str(error).replace(here, objects.url)) from error
         finally:
             shutil.rmtree(arrived, ignore_errors=True)
-        return sum(file.bytes for file in manifest.shards[shard].files.values())
+        return entry.nbytes
 
     def adopt(self, folder: Path, manifest: bytes, shards: Sequence[int] | None = None) -> None:
         """Move a dataset here from `scratch`: all of its shards, or some."""
         parsed = parse_manifest(manifest, os.fspath(folder / FILE_NAME))
-        have, entries = self.begin(manifest), parsed.shards
-        moved = range(len(entries)) if shards is None else shards
-        self.make_room(sum(file.bytes for n in moved for file in entries[n].files.values()))
+        have = self.begin(manifest)
+        moved = range(len(parsed.shards)) if shards is None else shards
+        self.make_room(sum(parsed.shards[shard].nbytes for shard in moved))
         for shard in moved:
             if shard not in have:
                 self._place(folder, parsed, shard)
@@ -337,15 +329,13 @@ class Cache:
     def _remove_unused(self, checksum: str) -> bool:
         """Remove a dataset; return False if a process uses it."""
         mark = self._mark(checksum)
-        fd = os.open(mark, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(self.data(checksum), ignore_errors=True)
-            mark.unlink(missing_ok=True)
-        except OSError:
-            return False
-        finally:
-            os.close(fd)
+        with mark.open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(self.data(checksum), ignore_errors=True)
+                mark.unlink(missing_ok=True)
+            except OSError:
+                return False
         return True
 
     # --- scratch -----------------------------------------------------------
@@ -356,10 +346,9 @@ class Cache:
             self._check_open()
             if self._scratch is None:
                 self._scratch = self._new_scratch()
-                self._scratch_of = os.getpid()
             return self._scratch[0]
 
-    def _new_scratch(self) -> tuple[Path, int]:
+    def _new_scratch(self) -> tuple[Path, int, int]:
         for folder in (self.folder / "scratch").iterdir():
             if folder.name.startswith("worker-"):
                 remove_abandoned(folder)
@@ -368,7 +357,7 @@ class Cache:
         fcntl.flock(fd, fcntl.LOCK_EX)
         folder = new_folder.with_name("worker-" + new_folder.name.removeprefix(".new-"))
         new_folder.rename(folder)  # with its lock, so that it does not look abandoned
-        return folder, fd
+        return folder, fd, os.getpid()
 
     def stop(self) -> None:
         """Have `pull` fail in other threads, once the objects in progress have been read."""
@@ -392,8 +381,8 @@ class Cache:
         with self._changing:
             scratch, self._scratch = self._scratch, None
         if scratch is not None:
-            folder, fd = scratch
-            if os.getpid() == self._scratch_of:
+            folder, fd, process = scratch
+            if os.getpid() == process:
                 shutil.rmtree(folder, ignore_errors=True)
             os.close(fd)
 
@@ -516,7 +505,7 @@ _OF_A_SHARD = re.compile(r"shard-\d{5,}/[^/]+", re.ASCII)
 
 
 class Upload:
-    """The upload of one dataset; a context manager that removes its local files."""
+    """The upload of one dataset; `close` removes its local files."""
 
     def __init__(self, url: str) -> None:
         self._objects = Objects(url)
@@ -524,10 +513,7 @@ class Upload:
         self.url = self._objects.url
         self.target: Path = self._cache.scratch() / "set"  # the folder to make the dataset in
 
-    def __enter__(self) -> Upload:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self._cache.close()
 
     def is_there(self) -> bool:
@@ -551,16 +537,14 @@ class Upload:
             for name in entry.files
         ]
         self._objects.remove(self._objects.names() - {*files} - {FILE_NAME})
-        with ThreadPoolExecutor(PUTS, "cerebro-upload") as threads:
-            jobs = [threads.submit(self._objects.put, self.target / name, name) for name in files]
-            try:
-                for job in jobs:
-                    job.result()
-            except BaseException:
-                threads.shutdown(cancel_futures=True)
-                with contextlib.suppress(OSError):
-                    self._objects.remove(files)
-                raise
+        try:
+            with ThreadPoolExecutor(PUTS, "cerebro-upload") as threads:
+                paths = [self.target / name for name in files]
+                list(threads.map(self._objects.put, paths, files))  # ends at the first error
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._objects.remove(files)
+            raise
         if read_manifest_at(self._objects)[1] is not None:
             raise InputError(
                 f"'{self.url}' was made by another process in the meantime: upload the dataset "

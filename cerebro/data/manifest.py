@@ -112,6 +112,10 @@ class ShardEntry:
     rows: int
     files: Mapping[str, FileEntry]
 
+    @property
+    def nbytes(self) -> int:
+        return sum(file.bytes for file in self.files.values())
+
 
 @dataclass(frozen=True)
 class Manifest:

@@ -128,7 +128,7 @@ def shard(
     where: str | Path
     with contextlib.ExitStack() as stack:
         if isinstance(path, str) and is_url(path):
-            place = stack.enter_context(Upload(path))
+            place = stack.enter_context(contextlib.closing(Upload(path)))
             where = place.url
         else:
             where = path_of("path", path).absolute()  # the source may change the working directory

@@ -97,9 +97,9 @@ class View:
     @property
     def stored_bytes(self) -> int:
         """The rows' share of the bytes of all files, from the manifest: equal on every machine."""
-        entries, rows = self.shards.manifest.shards, self.shards.manifest.rows
-        files: int = sum(file.bytes for entry in entries for file in entry.files.values())
-        return files * self.num_rows // max(1, rows)
+        manifest = self.shards.manifest
+        files = sum(entry.nbytes for entry in manifest.shards)
+        return files * self.num_rows // max(1, manifest.rows)
 
     @property
     def is_whole(self) -> bool:
