@@ -71,8 +71,8 @@ def part_folder(target: Path, fingerprint: str) -> Iterator[Path]:
     """Yield the locked folder of unfinished work, made if missing; keep it for the next call."""
     folder = _make_beside(target, "part", fingerprint[:16])
     with _explain_failure(target):
-        lock = open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT)
-    try:
+        lock = os.fdopen(open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT), "rb")
+    with lock:
         taken = False
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,8 +86,6 @@ def part_folder(target: Path, fingerprint: str) -> Iterator[Path]:
                 "call again"
             )
         yield folder
-    finally:
-        os.close(lock)
 
 
 def _make_beside(target: Path, kind: str, number: str) -> Path:
@@ -114,13 +112,11 @@ def _explain_failure(target: Path) -> Iterator[None]:
 
 def remove_abandoned(folder: Path) -> None:
     """Remove a folder if the process that made it is dead, that is, its lock is free."""
-    with contextlib.suppress(OSError):  # being created right now, of another user, or in use
-        fd = open_plain(folder / LOCK, os.O_RDWR)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(fd)
+    path = folder / LOCK
+    # An error: the folder is being made right now, is of another user, or is in use.
+    with contextlib.suppress(OSError), os.fdopen(open_plain(path, os.O_RDWR), "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_finished_shard(
@@ -189,20 +185,14 @@ class ByteProgress:
             self._bar.stop()
 
     def _show(self) -> None:
+        from rich import progress
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
 
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TimeRemainingColumn(),
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.DownloadColumn(),
+            progress.TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
         )

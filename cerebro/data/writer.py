@@ -375,17 +375,13 @@ class _Spooled:
             return
         old = self._map_values().reshape(-1)
         wider = self.path.with_suffix(".wider")
-        file = wider.open("wb", buffering=0)
-        try:
+        with wider.open("wb", buffering=0) as file:
             for start in range(0, len(old), _PIECE_VALUES):
                 piece = old[start : start + _PIECE_VALUES]
                 append(file, wider, self._convert_values(piece, self.dtype, dtype))
-        except BaseException:
-            file.close()
-            raise
         self.file.close()
         wider.replace(self.path)
-        self.file = file
+        self.file = self.path.open("ab", buffering=0)
         self.dtype = dtype
 
 
