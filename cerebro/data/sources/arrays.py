@@ -160,7 +160,7 @@ def frame_column(name: str, frame: Any) -> ColumnData:
             f"{PandasSource.declaration.format(repr(label))}",
         )
     if all(part.names is not None for part in parts):
-        return _join_classes(name, frame, labels, parts)
+        return _join_classes(name, frame, parts)
     for label, part in zip(labels, parts, strict=True):
         if part.names is not None or part.values.ndim > 1 or part.offsets is not None:
             kind, where = "sequences", ""
@@ -175,18 +175,16 @@ def frame_column(name: str, frame: Any) -> ColumnData:
     return from_array(name, np.stack([part.values for part in parts], axis=1))
 
 
-def _join_classes(
-    name: str, frame: Any, labels: Sequence[str], parts: Sequence[ColumnData]
-) -> ColumnData:
+def _join_classes(name: str, frame: Any, parts: Sequence[ColumnData]) -> ColumnData:
     """Return a frame of text or categories as one column, whose rows share their classes."""
     first = parts[0]
     if all(part.ordered and part.names == first.names for part in parts):
         return replace(first, values=np.stack([part.values for part in parts], axis=1))
-    for label, series in zip(labels, (frame.iloc[:, at] for at in range(len(labels))), strict=True):
+    for label, series in frame.items():
         if getattr(series.dtype, "ordered", False):
             raise InputError(
-                f"column {name!r} is a frame, whose column {label!r} has ordered categories of its "
-                "own: give the frame itself as the source, which keeps its columns apart"
+                f"column {name!r} is a frame, whose column {str(label)!r} has ordered categories "
+                "of its own: give the frame itself as the source, which keeps its columns apart"
             )
     return from_array(name, frame.to_numpy())
 

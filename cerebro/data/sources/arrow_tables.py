@@ -105,7 +105,6 @@ class ArrowFileSource(FileSource):
 def read_tables(
     batches: Iterable[Any], wanted: Sequence[str] | None, binary: Collection[str]
 ) -> Iterator[Table]:
-    """Yield record batches as chunks."""
     first = 0
     for batch in batches:
         yield {
@@ -207,10 +206,8 @@ def _bytes(array: Any) -> ColumnData:
     ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
     data = np.frombuffer(buffer or b"", np.uint8)
     flat = data[ends[0] : ends[-1]] if len(ends) else data[:0]
-    lengths: Array = np.diff(ends)
-    if len(lengths) and (lengths == lengths[0]).all() and lengths[0]:
-        return ColumnData(flat.reshape(len(lengths), lengths[0]), "uint8", binary=True)
-    return ColumnData(flat, "uint8", offsets_of(lengths), binary=True)
+    ragged = ColumnData(flat, "uint8", offsets_of(np.diff(ends)), binary=True)
+    return (ragged.as_fixed() or ragged) if len(flat) else ragged
 
 
 def _first_null(array: Any) -> int:

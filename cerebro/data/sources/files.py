@@ -21,9 +21,11 @@ import zipfile
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 
 from cerebro.data.columns import ColumnData, from_array, from_text, missing_value_error
 from cerebro.data.dtypes import Array
@@ -74,7 +76,8 @@ class CsvSource(FileSource):
                 names = choose_columns(header, wanted, f"'{self.path}'")
                 places = {name: header.index(name) for name in names}
                 first = 0
-                for rows in self._read_runs(reader, len(header)):
+                lines = self._check_widths(reader, len(header))
+                while rows := list(islice(lines, CHUNK_ROWS)):
                     cells = list(zip(*rows, strict=True))
                     self._refuse_nul(header, cells)
                     yield first, {name: cells[place] for name, place in places.items()}
@@ -85,23 +88,15 @@ class CsvSource(FileSource):
             except UnicodeDecodeError as error:
                 raise InputError(f"'{self.path}' is not UTF-8: {error}; convert it") from None
 
-    def _read_runs(self, reader: Iterator[list[str]], width: int) -> Iterator[list[list[str]]]:
-        rows: list[list[str]] = []
-        for cells in reader:
-            if not cells:  # an empty line
-                continue
+    def _check_widths(self, reader: Iterator[list[str]], width: int) -> Iterator[list[str]]:
+        for cells in filter(None, reader):  # without empty lines
             if len(cells) != width:
                 line = reader.line_num  # type: ignore[attr-defined]
                 raise InputError(
                     f"'{self.path}', line {line} has {len(cells)} cells, but the header has "
                     f"{width}: quote cells that contain a comma"
                 )
-            rows.append(cells)
-            if len(rows) == CHUNK_ROWS:
-                yield rows
-                rows = []
-        if rows:
-            yield rows
+            yield cells
 
     def _refuse_nul(self, header: Sequence[str], columns: Sequence[Cells]) -> None:
         """Raise InputError for a NUL character, which only new Python versions can read."""
@@ -200,19 +195,15 @@ class NpzSource(FileSource):
         """Turn errors of a damaged archive into an InputError that names it."""
         try:
             yield
-            return
         except InputError:
             raise
-        except _UNREADABLE as error:
-            cause: Exception = error
-        except OSError as error:
-            # An error of bz2 about its data, or an offset before the start of the file.
-            if error.errno not in (None, errno.EINVAL):
+        except (*_UNREADABLE, OSError) as error:
+            # bz2's errors about its data have no number; EINVAL: an offset before the file's start.
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
                 raise
-            cause = error
-        raise InputError(
-            f"'{self.path}' is not an npz file or is damaged: {text_of(cause)}"
-        ) from None
+            raise InputError(
+                f"'{self.path}' is not an npz file or is damaged: {text_of(error)}"
+            ) from None
 
     def _list_members(self, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         infos = archive.infolist()
@@ -258,21 +249,16 @@ class _Member:
                 f"column {name!r} has {held} bytes, but its header gives "
                 f"{self.rows * self.row_bytes}: the file is truncated or damaged"
             )
-        self._whole: Array | None = None
+        self._rest: Array | None = None
         if fortran and len(shape) > 1:  # rows are not contiguous: read the whole array
             count = self.rows * self.row_bytes
-            self._whole = self._array(count).reshape(shape[::-1]).transpose()
-        self._next = 0
+            self._rest = self._array(count).reshape(shape[::-1]).transpose()
 
     def _read_header(self) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         """Return shape, order and type. The header is a Python literal, which is never executed."""
         try:
-            major, _ = np.lib.format.read_magic(self._stream)
-            read = (
-                np.lib.format.read_array_header_1_0
-                if major == 1
-                else np.lib.format.read_array_header_2_0
-            )
+            major, _ = npy.read_magic(self._stream)
+            read = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
             shape, fortran, dtype = read(self._stream)
         except _NO_HEADER as error:
             raise InputError(
@@ -293,11 +279,11 @@ class _Member:
             )
 
     def read(self, rows: int) -> ColumnData:
-        self._next += rows
-        if self._whole is not None:
-            return from_array(self.name, self._whole[self._next - rows : self._next])
-        array = self._array(rows * self.row_bytes)
-        return from_array(self.name, array.reshape(rows, *self._shape))
+        if self._rest is None:
+            array = self._array(rows * self.row_bytes).reshape(rows, *self._shape)
+        else:
+            array, self._rest = self._rest[:rows], self._rest[rows:]
+        return from_array(self.name, array)
 
     def _array(self, count: int) -> Array:
         content = self._stream.read(count)
