@@ -531,7 +531,7 @@ class Dataset:
         )
         recipe = derive.make_recipe(work, derive.key_of(function, key), keep=keep)
         derived = Dataset(derive.write(recipe, target, progress, executor))
-        derived.view = derived.view.keep_transforms(self.view, recipe.kept)
+        derived.view = derived.view.keep_transforms(self.view, recipe.work.kept)
         return derived
 
     def like(self, view: Dataset) -> Dataset:

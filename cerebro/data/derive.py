@@ -73,33 +73,28 @@ _CHOOSE = "choose another path, or remove the folder unless an earlier run needs
 class Recipe:
     """Everything that determines a derived dataset."""
 
-    work: Derivation
-    kept: tuple[Column, ...]  # the columns to copy from the view
-    columns: tuple[Column, ...]  # all columns of the derived dataset
+    work: ShardWork
     arguments: Mapping[str, Any]  # the manifest's ``arguments``
     fingerprint: str  # 32 hexadecimal digits that differ if the arguments differ
     says: Mapping[str, str]  # the text of the error if an argument differs, by its name
 
     @property
     def view(self) -> View:
-        view: View = self.work.data.view
+        view: View = self.work.derivation.data.view
         return view
 
     @property
     def shards(self) -> range:
         return range(len(self.view.parts))
 
-    @property
-    def shard_work(self) -> ShardWork:
-        return ShardWork(self.work, self.kept, self.columns)
-
     def bytes_of(self, shard: int) -> int:
         """Return the bytes of a shard: of the derived columns, and of the kept ones as stored."""
         if self.view.shards.url is None:  # else the manifest alone gives the sizes
             self.view.shards.check_sizes(shard)  # before ragged columns' offsets are read
-        derived = sum(column.item_bytes for column in self.columns[len(self.kept) :])
-        kept = sum(self.view.part_bytes(column, shard) for column in self.kept)
-        return kept + derived * self.view.shard_rows[shard]
+        kept, columns = self.work.kept, self.work.columns
+        derived = sum(column.item_bytes for column in columns[len(kept) :])
+        stored = sum(self.view.part_bytes(column, shard) for column in kept)
+        return stored + derived * self.view.shard_rows[shard]
 
     @property
     def nbytes(self) -> int:
@@ -162,7 +157,8 @@ def make_recipe(
         arguments = json.loads(json.dumps(arguments))  # as read from the file: no tuples
     except (TypeError, ValueError) as error:
         raise InputError(f"derive: key must be text or another JSON value: {error}") from None
-    return Recipe(work, kept_columns, columns, arguments, fingerprint, {**_SAYS, **(says or {})})
+    shard_work = ShardWork(work, kept_columns, columns)
+    return Recipe(shard_work, arguments, fingerprint, {**_SAYS, **(says or {})})
 
 
 def write(
@@ -278,7 +274,7 @@ class _Work:
         """Return whether an earlier call has made a shard; remove one that is not intact."""
         recipe, place, note = self._recipe, *self._paths(shard)
         rows = recipe.view.shard_rows[shard]
-        entry = read_finished_shard(place, note, rows, recipe.columns, recipe.fingerprint)
+        entry = read_finished_shard(place, note, rows, recipe.work.columns, recipe.fingerprint)
         if entry is None:
             note.unlink(missing_ok=True)
             shutil.rmtree(place, ignore_errors=True)
@@ -291,7 +287,7 @@ class _Work:
         place, _ = self._paths(shard)
         self._recipe.view.shards.verify(shard)  # features of damaged rows would look valid
         place.mkdir()
-        files = self._recipe.shard_work.write(shard, place, self._meter.advance)
+        files = self._recipe.work.write(shard, place, self._meter.advance)
         durable.sync_folder(place)
         self._finish(shard, files)
 
@@ -301,9 +297,9 @@ class _Work:
         """Have an executor's workers make the missing shards, and commit the dataset."""
         recipe, device = self._recipe, name_in_worker(executor.devices)
         nbytes = list(map(recipe.bytes_of, recipe.shards))
-        gpu = _find_gpu_kind(recipe.work.device) if is_gpu(device) else ""
-        data, work = recipe.work.data, recipe.shard_work
-        order = Order(data, work, self._folder, nbytes, threads, device, gpu)
+        derivation = recipe.work.derivation
+        gpu = _find_gpu_kind(derivation.device) if is_gpu(device) else ""
+        order = Order(derivation.data, recipe.work, self._folder, nbytes, threads, device, gpu)
         compared: set[int] = set()
         try:
             with executor.shard_makers(order) as makers:
@@ -320,7 +316,7 @@ class _Work:
         """Check a shard that a worker has made, compare its first rows, and give it its name."""
         shard, recipe = arrived.shard, self._recipe
         rows = recipe.view.shard_rows[shard]
-        entry = check_intact_shard(arrived.folder, arrived.files, rows, recipe.columns)
+        entry = check_intact_shard(arrived.folder, arrived.files, rows, recipe.work.columns)
         if entry is None:
             raise CorruptDataError(
                 f"derive: shard {shard} from node {arrived.node} is damaged: call again, and the "
@@ -342,7 +338,7 @@ class _Work:
     def commit(self, target: Path) -> Manifest:
         """Write the manifest, and give the folder its name; remove the notes."""
         manifest = Manifest(
-            columns=self._recipe.columns,
+            columns=self._recipe.work.columns,
             shards=tuple(self._entries[shard] for shard in self._recipe.shards),
             arguments=self._recipe.arguments,
             source={"kind": _KIND, "fingerprint": self._recipe.fingerprint},
@@ -379,8 +375,8 @@ class _Work:
 def _compare_first(recipe: Recipe, arrived: Arrived, entry: ShardEntry) -> None:
     """Compare a worker's first rows with those that this process computes now."""
     shard = arrived.shard
-    stored = open_columns(arrived.folder, entry.rows, recipe.columns, entry.files)
-    for name, (array, _) in next(recipe.work.results(shard, None)).items():
+    stored = open_columns(arrived.folder, entry.rows, recipe.work.columns, entry.files)
+    for name, (array, _) in next(recipe.work.derivation.results(shard, None)).items():
         theirs = np.ascontiguousarray(stored.column(name)[: len(array)])
         if theirs.tobytes() != array.tobytes():
             recipe.view.shards.verify(shard)  # only one of the two may have read damaged rows
@@ -394,9 +390,8 @@ def _compare_first(recipe: Recipe, arrived: Arrived, entry: ShardEntry) -> None:
 
 def _find_gpu_kind(device: str) -> str:
     """Return the kind of the GPU that this process computes on; empty if it has none."""
-    devices = lookup().devices
-    labels = [entry.label for entry in devices if entry.name == device]
-    return next(iter([*labels, *(entry.label for entry in devices)]), "")
+    kinds = {entry.name: entry.label for entry in lookup().devices}
+    return kinds.get(device, next(iter(kinds.values()), ""))
 
 
 # --- sizes and keys -----------------------------------------------------------------

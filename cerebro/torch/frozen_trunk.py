@@ -468,7 +468,7 @@ def features(
         if not (target / FILE_NAME).exists():
             check_budget(plan.nbytes, limit)
         result = Features(write(plan, target, progress, executor, trunk.threads, room=True))
-    result.view = result.view.keep_transforms(images.view, plan.kept)
+    result.view = result.view.keep_transforms(images.view, plan.work.kept)
     result._trunk, result.layers, result.same_bits = trunk, dict(trunk.layers), same_bits
     return result
 
