@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from cerebro.arguments import check_real_number, check_whole_number
@@ -93,10 +93,9 @@ class Transform:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `transform_from_json` makes an equal transform."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
         return {"name": type(self).__name__} | {
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in values.items()
+            for name, value in vars(self).items()
         }
 
     def _apply(self, chain: _Chain) -> _Step | None:
@@ -418,10 +417,7 @@ def _dtype_name(dtype: Any) -> str:
 def _fits(value: float, dtype: str) -> bool:
     if dtype in _INTEGERS:
         low, high = _INTEGERS[dtype]
+        whole = math.isfinite(value) and value == int(value)
         # Beyond 2**53 a double cannot represent every integer.
-        return (
-            math.isfinite(value)
-            and value == int(value)
-            and (low <= value <= high and float(value) == value)
-        )
+        return whole and low <= value <= high and float(value) == value
     return dtype != "complex64" or value == 0

@@ -139,15 +139,14 @@ class _Changed(Source):
 
 
 def _narrow_table(table: Table) -> Table:
-    return {name: _narrow_column(name, data) for name, data in table.items()}
-
-
-def _narrow_column(name: str, data: ColumnData) -> ColumnData:
     """Make float64 float32; chunks of other types may be float64 only together."""
-    if data.dtype == "float64":
-        values = convert(data.values, data.dtype, "float32", name)
-        data = replace(data, values=values, dtype="float32")
-    return replace(data, narrow=True)
+    narrowed = {}
+    for name, data in table.items():
+        if data.dtype == "float64":
+            values = convert(data.values, data.dtype, "float32", name)
+            data = replace(data, values=values, dtype="float32")
+        narrowed[name] = replace(data, narrow=True)
+    return narrowed
 
 
 class _Like:
