@@ -10,9 +10,7 @@ Python is doing.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
-import importlib
 import os
 import signal
 import sys
@@ -28,7 +26,7 @@ from cerebro.errors import CorruptDataError
 from cerebro.executors import fork_server
 from cerebro.executors.wire import pickle_event, unpickle
 from cerebro.machine import guard
-from cerebro.machine.imports import Sources, note_imported
+from cerebro.machine.imports import Sources, import_early, note_imported
 from cerebro.machine.libraries import JAX
 from cerebro.machine.turns import Turns
 from cerebro.worker import gpu
@@ -131,11 +129,8 @@ class Worker:
             self._connection.send_bytes(cloudpickle.dumps(self._sources))
 
     def _preload(self, path: list[str], modules: list[str]) -> None:
-        """Import modules before a run begins; `begin` reports modules that cannot be imported."""
         sys.path[:] = path
-        for module in modules:
-            with contextlib.suppress(Exception):
-                importlib.import_module(module)
+        import_early(modules)
 
     def _begin(
         self,

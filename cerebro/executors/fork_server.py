@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import json
 import os
 import signal
@@ -31,7 +30,7 @@ from typing import Any
 
 from cerebro.arguments import read_switch
 from cerebro.machine.generators import seed_anew
-from cerebro.machine.imports import Sources, are_current, note_imported
+from cerebro.machine.imports import Sources, are_current, import_early, note_imported
 from cerebro.machine.resources import (
     adopt_orphans,
     end_with_parent,
@@ -86,9 +85,7 @@ def serve(arguments: list[str]) -> list[str]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=int(arguments[0]))
     gc.disable()  # imports make many objects and hardly any garbage: collections take a tenth
-    for module in (*arguments[2:], *ALWAYS, *(WITH_TORCH if "torch" in arguments else ())):
-        with contextlib.suppress(Exception):  # a worker's own import will report it
-            importlib.import_module(module)
+    import_early([*arguments[2:], *ALWAYS, *(WITH_TORCH if "torch" in arguments else ())])
     note_imported(imported)
     last_imported = next(reversed(sys.modules))
     # OpenBLAS starts its threads when NumPy is imported. It ends them before a fork, and restarts

@@ -23,7 +23,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
 from types import FrameType
@@ -102,6 +102,13 @@ def import_extra(module: str, extra: str, need: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise InputError(f"{need} ({error}): {install_hint(extra)}") from error
+
+
+def import_early(modules: Iterable[str]) -> None:
+    """Import modules before they are needed; the import that needs a module reports its error."""
+    for module in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
 
 
 def import_lazily(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:

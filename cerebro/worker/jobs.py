@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,8 @@ from cerebro.errors import DeviceError, InputError, text_of
 from cerebro.machine import cuda, environment
 from cerebro.machine.devices import GpuMemoryError, is_gpu
 from cerebro.machine.files import is_full
-from cerebro.machine.libraries import TORCH
+from cerebro.machine.imports import import_early
+from cerebro.machine.libraries import TORCH, restore_settings
 from cerebro.model import is_cpu_only
 from cerebro.worker import lost_numbers
 from cerebro.worker.hop_check import check_hop
@@ -32,7 +32,7 @@ from cerebro.worker.messages import (
     UnitFailed,
     WarmTask,
 )
-from cerebro.worker.models import hash_parameter_order
+from cerebro.worker.models import explain_unfit, hash_parameter_order
 from cerebro.worker.runner import UnitRunner
 from cerebro.worker.user_errors import describe, is_about_data, traceback_of
 
@@ -46,7 +46,7 @@ def execute(runner: UnitRunner, job: Job) -> Event:
             return make_shard(runner, job)
         return warm(runner, job) if isinstance(job, WarmTask) else run(runner, job)
     finally:
-        runner.end_settings()
+        restore_settings(runner.context.libraries)
 
 
 def run(runner: UnitRunner, task: Task) -> UnitDone | UnitFailed:
@@ -77,7 +77,7 @@ def _check(runner: UnitRunner, task: CheckTask) -> CheckDone:
         if not runner.is_of_the_trial(error):
             raise
         cause, seen = runner.describe_cause(error, task.config), describe_environment(runner)
-        unfit = bool(runner.explain_unfit(error))
+        unfit = bool(explain_unfit(error, runner.loaders.unfit))
         return CheckDone(runner.worker, (), error=cause, unfit=unfit, environment=seen)
 
 
@@ -106,7 +106,7 @@ def describe_environment(runner: UnitRunner) -> dict[str, Any]:
     The last ``build``'s settings are undone. Call it outside of `UnitRunner.use_settings`, whose
     settings of PyTorch are not the process's.
     """
-    runner.end_settings()
+    restore_settings(runner.context.libraries)
     device = runner.context.device
     record = environment.describe(runner.context.exactness.threads, device)
     if is_gpu(device) and "cuda" not in record:
@@ -117,9 +117,7 @@ def describe_environment(runner: UnitRunner) -> dict[str, Any]:
 
 def warm(runner: UnitRunner, task: WarmTask) -> CheckDone:
     with runner.redirect_output(None):
-        for name in task.modules:
-            with contextlib.suppress(Exception):
-                importlib.import_module(name)
+        import_early(task.modules)
     TORCH.apply(runner.context.libraries.get("torch", {}))
     return CheckDone(runner.worker, ())
 

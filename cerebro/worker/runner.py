@@ -36,13 +36,7 @@ from cerebro.machine import resources as memory
 from cerebro.machine.cuda import CHECK_SECONDS
 from cerebro.machine.devices import is_gpu, is_short_of_gpu_memory
 from cerebro.machine.files import ExhaustedError, StorageError, explain_storage_errors, is_full
-from cerebro.machine.libraries import (
-    TORCH,
-    apply_settings,
-    begin_run,
-    present_settings,
-    restore_settings,
-)
+from cerebro.machine.libraries import TORCH, apply_settings, begin_run, present_settings
 from cerebro.run.records import strip_study
 from cerebro.run.states import CloneOf, read_state
 from cerebro.worker import models, user_errors
@@ -209,11 +203,9 @@ class UnitRunner:
             kind = "worker"
         elif isinstance(error, StorageError) or is_full(error):
             kind = "storage"
+        cause, text, place = text_of(error, 2000), "", ""
         bases: tuple[str, ...] = ()
-        place = ""
-        if kind != "error":
-            cause, text = text_of(error, 2000), ""
-        else:
+        if kind == "error":
             bases, place = user_errors.bases_of(error), user_errors.place_of(error)
             cause = self.describe_cause(error, strip_study(task.config))
             text = user_errors.traceback_of(error)
@@ -222,15 +214,10 @@ class UnitRunner:
         return UnitFailed(self.worker, task, kind, cause, text, (task.trial,), bases, place)
 
     def describe_cause(self, error: BaseException, config: Mapping[str, Any]) -> str:
-        """Describe an error in the user's code, with a hint if there is one."""
-        if unfit := self.explain_unfit(error):
+        if unfit := models.explain_unfit(error, self.loaders.unfit):
             return unfit
         cause = user_errors.describe_cause(error, config, self.context.train, self.context.device)
         return cause + models.hint_at_unfit(self.loaders.unfit)
-
-    def explain_unfit(self, error: BaseException) -> str:
-        """If an error is about validation columns that do not fit, say why; else return ""."""
-        return models.explain_unfit(error, self.loaders.unfit)
 
     def has_lost_gpu(self) -> bool:
         """Return whether this process has lost the use of its GPU, as after a failed assertion."""
@@ -436,7 +423,6 @@ class UnitRunner:
         return result
 
     def _find_cause_in_data(self, live: LiveModel, task: Task, *, training: bool) -> str:
-        """Return a phrase about columns that may make a loss NaN or infinite; "" if none do."""
         with self._clock.stop_clock(TRY_SECONDS):
             return self.loaders.find_cause(live.model, task.trial, training=training)
 
@@ -496,7 +482,6 @@ class UnitRunner:
         epochs: int | None = None,
         reads: Reads | None = None,
     ) -> LiveModel:
-        """Build a trial's model for `epochs`; note in `reads` what ``build`` reads."""
         context = self.context
         info = models.make_info(
             context.views(trial)[0],
@@ -551,14 +536,13 @@ class UnitRunner:
     def load_anew(self, live: LiveModel, task: Task, packed: Any, epoch: int) -> LiveModel:
         """Load a state of `epoch` into a trial's model; see `load_or_rebuild`."""
 
-        def load(live: LiveModel) -> None:
-            self.load_packed(live, packed)
-
         def rebuild() -> LiveModel:
             with self.redirect_output(None):
                 return self._build_for(task)
 
-        return models.load_or_rebuild(live, load, rebuild, epoch)
+        return models.load_or_rebuild(
+            live, lambda model: self.load_packed(model, packed), rebuild, epoch
+        )
 
     def _load_clone(self, live: LiveModel, task: Task, clone_of: CloneOf) -> LiveModel:
         """Load the model state of another trial into a new trial, but not its generators."""
@@ -613,12 +597,7 @@ class UnitRunner:
         return tree if self.device_of(live.model) == "cpu" else dict(self._arena.to_host(tree))
 
     def load_packed(self, live: LiveModel, buffer: Any) -> None:
-        """Load a packed state into a live model, on the model's device."""
         models.load_tree(live, buffer, self.device_of(live.model), self._arena)
-
-    def end_settings(self) -> None:
-        """Undo the settings of PyTorch, Keras and JAX that a model's ``build`` left."""
-        restore_settings(self.context.libraries)
 
     @contextlib.contextmanager
     def leave_no_trace(self) -> Iterator[None]:
