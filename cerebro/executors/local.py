@@ -20,7 +20,7 @@ import selectors
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cloudpickle
 
@@ -153,10 +153,7 @@ class Watchdog:
         return scale * self._unit_timeout + more
 
     def find_faults(self, workers: Mapping[int, WorkerProcess]) -> list[tuple[int, str, bool]]:
-        """Look at the busy workers if it is time to; return those to kill.
-
-        Each comes with the reason, and with whether it has written a traceback.
-        """
+        """Return the busy workers to kill, each with the reason and if it has left a traceback."""
         if not self.busy or time.monotonic() < self._next_look:
             return []
         assert self._clock is not None
@@ -294,17 +291,17 @@ class LocalExecutor:
             return
         process.beat.clear()
         process.beat.end_task()  # the task's time starts when the worker begins it
-        self._send(worker, task)
+        self._send(worker, ("run", task), is_plain=isinstance(task, Task))
 
     def queue(self, worker: int, task: Task) -> None:
         if worker not in self._workers:  # lost: the event will be returned
             return
         self._queued[worker] = task
-        self._send(worker, task)
+        self._send(worker, ("run", task), is_plain=True)
 
-    def _send(self, worker: int, task: Job) -> None:
+    def _send(self, worker: int, message: tuple[Any, ...], *, is_plain: bool = False) -> None:
         try:
-            self._workers[worker].send(("run", task), is_plain=isinstance(task, Task))
+            self._workers[worker].send(message, is_plain=is_plain)
         except OSError:
             self._lose_worker(worker)
         else:
@@ -471,13 +468,13 @@ class LocalExecutor:
                 reason += self._hint_at_memory(worker)
         traced = traced or killed in CRASHES
         for number in lost:
-            is_cause = number == worker or ended_by_itself
+            cause = reason
+            if number != worker and not ended_by_itself:
+                cause = f"the worker process was lost with worker {worker}: {reason}"
             self._events.append(
                 WorkerLost(
                     number,
-                    reason
-                    if is_cause
-                    else f"the worker process was lost with worker {worker}: {reason}",
+                    cause,
                     signal=killed,
                     began=begun[number] is not None,
                     traced=traced,
@@ -502,11 +499,8 @@ class LocalExecutor:
         """Make idle workers release the run's files; return the workers that did."""
         ended: set[int] = set()
         for worker in idle:
-            try:
-                self._workers[worker].send(("end",))
-                self._listener.update(self._workers[worker])
-            except OSError:
-                self._lose_worker(worker)
+            if worker in self._workers:  # it was not lost with another worker of its process
+                self._send(worker, ("end",))
         end = time.monotonic() + EXIT_SECONDS
         waiting = {worker for worker in idle if worker in self._workers}
         while waiting and (seconds := end - time.monotonic()) > 0:

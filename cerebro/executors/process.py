@@ -123,10 +123,6 @@ class WorkerProcess:
             worker.others = [other for other in workers if other is not worker]
         return workers
 
-    def preload(self, modules: Sequence[str]) -> None:
-        with contextlib.suppress(OSError):  # it is dead: the run will replace it
-            self.send(("preload", list(sys.path), list(modules)))
-
     def send(self, message: tuple[Any, ...], *, is_plain: bool = False) -> None:
         """Send a message; `is_plain` promises that it contains no object of the user's code."""
         self.channel.send(pickle_message(message, is_plain=is_plain))
@@ -230,14 +226,13 @@ class WarmWorkers:
                 self._idle, self._pid = [], os.getpid()
             # The worker that was used last has the warmest caches.
             for worker in reversed(list(self._idle)):
-                if worker.process.poll() is not None:
-                    self._idle.remove(worker)
-                    worker.close()
-                elif (
-                    not are_current(worker.sources, program.digest) or worker.variables != variables
+                if (
+                    worker.process.poll() is not None
+                    or worker.variables != variables
+                    or not are_current(worker.sources, program.digest)
                 ):
-                    # It would train with old code, choose different kernels, or lack a variable
-                    # that has been set since, such as the credentials of a storage.
+                    # It is dead, or would train with old code, choose different kernels, or lack a
+                    # variable that has been set since, such as the credentials of a storage.
                     self._idle.remove(worker)
                     worker.stop(kill=True)
                 elif worker.kind == kind:
@@ -267,7 +262,8 @@ class WarmWorkers:
             for number, kind in enumerate(kinds):
                 if workers[number] is None:
                     workers[number] = new = WorkerProcess.spawn(kind)
-                    new.preload(modules)
+                    with contextlib.suppress(OSError):  # it is dead: the run will replace it
+                        new.send(("preload", list(sys.path), list(modules)))
         finally:
             for worker in reversed(workers):  # the first is taken first
                 if worker is not None:
@@ -315,14 +311,11 @@ class Starter:
         self._run: tuple[bytes, dict[str, Any], bytes] = b"", {}, b""
 
     def begin(self, context: RunContext) -> None:
-        """Prepare a run, whose context is sent to each worker.
-
-        JAX's settings are sent apart: without them, arrays in the context get other types.
-        """
         self._program, self._hash_seed = context.program, context.hash_seed
         alone = replace(context, program=NONE)
         shared = set_memory_shares(alone, self._seats, together=self.together)
         program = pickle_message(context.program, is_plain=True)
+        # JAX's settings are sent apart: without them, arrays in the context get other types.
         self._run = program, dict(context.libraries.get("jax", {})), pickle_context(shared)
 
     def start(self, number: int, seat: int, *, wait: bool) -> WorkerProcess:
@@ -343,11 +336,10 @@ class Starter:
                 worker = process or WorkerProcess.spawn(kind, fork=self._fork, wait=wait)
             try:
                 worker.send(message)
+                return worker
             except OSError as error:
                 worker.stop(kill=True)
                 cause = error
-                continue
-            return worker
         raise WorkerError(f"a worker process died while it was started: {cause}") from cause
 
     def _start_shared(self, kind: WorkerKind) -> WorkerProcess:

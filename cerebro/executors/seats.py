@@ -63,11 +63,7 @@ class SeatedShards:
 
 
 def fits_gpu_memory(
-    train: Dataset,
-    validation: Dataset | None,
-    seats: Sequence[Device | None],
-    *,
-    order: EpochOrder,
+    train: Dataset, validation: Dataset | None, seats: Sequence[Device | None], *, order: EpochOrder
 ) -> bool:
     """Return whether to assign pools of shards to GPUs and keep them in device memory.
 

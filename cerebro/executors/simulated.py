@@ -83,7 +83,6 @@ class SimulatedRun:
         self.workers += 1
 
     def run_to_end(self) -> Simulation:
-        """Run until every trial is finished."""
         self.start_units()
         while self.unfinished:
             self.next_event()
