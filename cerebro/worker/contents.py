@@ -46,28 +46,19 @@ _SKIPPED = ("cerebro.", "torch._dynamo", "numpy.random")
 """The modules of objects that are not searched, unless they are the model itself."""
 
 
-class _Slots(NamedTuple):
-    """An object with attributes in slots."""
-
-    owner: Any
-
-
 class _Place(NamedTuple):
-    holder: Any  # a dict, such as an object's attributes, a list, a cell of a closure, or `_Slots`
+    holder: Any  # a dict, such as an object's attributes, a list, a cell, an object with slots
     key: Any
+    is_attribute: bool = False  # of the holder: the contents of a cell, or an attribute in a slot
 
     def read(self) -> Any:
-        if isinstance(self.holder, types.CellType):
-            return self.holder.cell_contents
-        if isinstance(self.holder, _Slots):
-            return getattr(self.holder.owner, self.key, None)
+        if self.is_attribute:
+            return getattr(self.holder, self.key, None)
         return self.holder[self.key]
 
     def write(self, value: Any) -> None:
-        if isinstance(self.holder, types.CellType):
-            self.holder.cell_contents = value
-        elif isinstance(self.holder, _Slots):
-            setattr(self.holder.owner, self.key, value)
+        if self.is_attribute:
+            setattr(self.holder, self.key, value)
         else:
             self.holder[self.key] = value
 
@@ -135,10 +126,7 @@ class OwnNumbers:
             return
         seen[id(value)] = value
         for part, place in places_of(value):
-            try:
-                child = place.read()
-            except ValueError:  # the cell is still empty
-                continue
+            child = place.read()
             in_container = type(value) in _SEARCHED
             if is_users and not in_container and _may_hold_arrays(child):
                 self._places[path + part] = place
@@ -173,10 +161,11 @@ def places_of(value: Any) -> Iterator[tuple[str, _Place]]:
     if isinstance(value, types.FunctionType):
         names = value.__code__.co_freevars
         for name, cell in zip(names, value.__closure__ or (), strict=True):
-            yield f".{name}", _Place(cell, None)
+            if cell != types.CellType():  # unless it is still empty
+                yield f".{name}", _Place(cell, "cell_contents", is_attribute=True)
         return
     for name in _slots_of(value):
-        yield f".{name}", _Place(_Slots(value), name)
+        yield f".{name}", _Place(value, name, is_attribute=True)
     for attributes in _dicts_of(value):
         for name in sorted(attributes, key=lambda name: (name.startswith("_"), name)):
             if name == "_modules":
@@ -398,14 +387,12 @@ def _children_of(value: Any) -> Iterator[tuple[str, Any]]:
             yield f"[{index}]", child
         return
     if isinstance(value, functools.partial):
-        yield ".func", value.func
-        yield ".args", value.args
-        yield ".keywords", value.keywords
+        for name in ("func", "args", "keywords"):
+            yield f".{name}", getattr(value, name)
         return
     if isinstance(value, (types.MethodType, types.FunctionType)):
         for part, place in places_of(value):
-            with contextlib.suppress(ValueError):  # the cell is still empty
-                yield part, place.read()
+            yield part, place.read()
         return
     module = type(value).__module__
     # Objects that only run a step are not state: a captured graph, a recorded or compiled program.
@@ -421,7 +408,7 @@ def _children_of(value: Any) -> Iterator[tuple[str, Any]]:
         return
     for attribute, child in sorted(attributes_of(value).items()):
         # PyTorch keeps a module's parts in three mappings; users know each part by its own name.
-        if attribute in ("_parameters", "_buffers", "_modules") and isinstance(child, Mapping):
+        if attribute in _PARTS and isinstance(child, Mapping):
             yield "", child if attribute == "_modules" else dict(child)
         elif not attribute.startswith(("__", "_torchdynamo")):
             yield f".{attribute}", child

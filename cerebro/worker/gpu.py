@@ -52,11 +52,6 @@ def wait_for(event: Any) -> None:
             event.synchronize()
 
 
-def wait_for_stream() -> None:
-    """Wait for all work on PyTorch's current stream; other units run meanwhile."""
-    wait_for(record_event())
-
-
 class Ahead:
     """Keeps the host at most `AHEAD` batches ahead of the stream of a unit that others overlap."""
 
@@ -231,7 +226,7 @@ class StateArena:
 
 def _await_devices(torch: Any, devices: Set[Any]) -> None:
     if turns.gives_away():
-        wait_for_stream()
+        wait_for(record_event())
     else:
         _synchronize(torch, devices)
 

@@ -183,49 +183,37 @@ def explain_channels_last(
     return f"; column {wrong[0].name!r} has the channels last: {cure}"
 
 
-_MISTAKES = (
-    (
-        r"Target -?\d+ is out of bounds",
-        "number the classes from 0, and give the network info.num_classes(...) outputs",
+_MISTAKES = {
+    r"Target -?\d+ is out of bounds": (
+        "number the classes from 0, and give the network info.num_classes(...) outputs"
     ),
-    (
-        "multi-target not supported",
-        "cross_entropy takes one label for each row: give it target.squeeze(1)",
+    "multi-target not supported": (
+        "cross_entropy takes one label for each row: give it target.squeeze(1)"
     ),
-    (
-        "expected target dtype to be Long or Byte, but got (Float|Double)",
-        "labels must be whole numbers: {int64}",
+    "expected target dtype to be Long or Byte, but got (Float|Double)": (
+        "labels must be whole numbers: {int64}"
     ),
-    (
-        "can't be cast to the desired output type (Long|Int)",
-        "targets must be floating-point: {float32}",
+    "can't be cast to the desired output type (Long|Int)": (
+        "targets must be floating-point: {float32}"
     ),
-    (
-        "element 0 of tensors does not require grad",
+    "element 0 of tensors does not require grad": (
         "the loss does not depend on a trainable parameter: leave out detach(), .item(), argmax() "
-        "and no_grad(), and see requires_grad",
+        "and no_grad(), and see requires_grad"
     ),
-    (
-        "all elements of input should be between 0 and 1",
-        "use binary_cross_entropy_with_logits, or end the network in a sigmoid",
+    "all elements of input should be between 0 and 1": (
+        "use binary_cross_entropy_with_logits, or end the network in a sigmoid"
     ),
-    (
-        "Expected more than 1 value per channel when training",
-        "batch norm cannot train on one row: choose a larger batch_size",
+    "Expected more than 1 value per channel when training": (
+        "batch norm cannot train on one row: choose a larger batch_size"
     ),
-    (
-        r"Target size .* must be the same as input size",
-        "give outputs and targets the same shape: output.squeeze(1), or target.unsqueeze(1)",
+    r"Target size .* must be the same as input size": (
+        "give outputs and targets the same shape: output.squeeze(1), or target.unsqueeze(1)"
     ),
-    (
-        "^index out of range in self$",
-        "an index exceeds its embedding: give num_embeddings of at least the largest plus 1",
+    "^index out of range in self$": (
+        "an index exceeds its embedding: give num_embeddings of at least the largest plus 1"
     ),
-    (
-        r"Expected tensor for argument #1 'indices'",
-        "an embedding takes whole numbers: {int64}",
-    ),
-)
+    r"Expected tensor for argument #1 'indices'": "an embedding takes whole numbers: {int64}",
+}
 """Patterns of PyTorch messages that do not name a fix, with a fix for each. A type in braces stands
 for how to convert the column to it.
 """
@@ -236,7 +224,7 @@ def explain_known_mistake(error: BaseException, *, given: bool = False) -> str:
     if not isinstance(error, (RuntimeError, ValueError, IndexError)):
         return ""
     text = text_of(error)
-    cure = next((cure for pattern, cure in _MISTAKES if re.search(pattern, text)), "")
+    cure = next((cure for pattern, cure in _MISTAKES.items() if re.search(pattern, text)), "")
     for dtype in ("int64", "float32"):
         convert = f'convert the column with .astype("{dtype}")'
         if not given:
