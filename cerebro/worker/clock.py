@@ -41,10 +41,7 @@ class TaskClock:
         return contextlib.nullcontext()
 
     def await_hearing(self, answer: int) -> None:
-        """Wait until the coordinator has heard an answer; this time does not count, either.
-
-        Raise UnitCancelled if the unit is cancelled meanwhile.
-        """
+        """Wait, uncounted, until the coordinator has heard an answer, or raise UnitCancelled."""
 
 
 class BeatClock(TaskClock):

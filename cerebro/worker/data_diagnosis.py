@@ -90,10 +90,7 @@ def check_columns(
 
 
 def find_not_finite(data: Dataset, names: Iterable[str]) -> dict[str, str]:
-    """Find NaN and infinite values in columns of floats, in shards that are here already.
-
-    Return for each such column a text: what it has, how many of it, and the first row.
-    """
+    """Describe NaN and infinite values, by column of floats, in shards that are here already."""
     columns = [data.columns[name] for name in names if name in data.columns]
     floats = [column for column in columns if column.dtype.startswith(("float", "bfloat"))]
     row_bytes = sum(_estimate_row_bytes(data, column) for column in floats)

@@ -61,18 +61,14 @@ def check_losses(losses: Sequence[float], *, opaque: bool) -> Iterator[Finding]:
         )
 
 
-def check_infinite(losses: Sequence[float], columns: str, missing: bool) -> Iterator[Finding]:
-    """Report a loss that is not finite, and its cause.
-
-    `columns` names columns with NaN or infinite values, or is empty. `missing` says whether the
-    first loss was not finite.
-    """
+def check_infinite(losses: Sequence[float], columns: str) -> Iterator[Finding]:
+    """Report a loss that is not finite; `columns` describes columns with such values, if any."""
     bad = next((loss for loss in losses if not math.isfinite(loss)), None)
     if bad is None:
         return
     message = f"the loss is {bad} in the first training steps"
     cure = "look for log(0), a division by 0, or a square root of 0 in the loss"
-    if not missing:
+    if math.isfinite(losses[0]):
         cure = "choose a smaller learning rate, scale inputs and targets, or give clip_norm"
     if columns:  # which the model may handle
         cure = f"{columns}, which may be the cause: fill them, or drop these rows; or {cure}"
@@ -284,11 +280,7 @@ def diagnose(
     `load` loads the model's state after a few batches, and `make_batch` returns one of them.
     `thorough` says whether to look at more rows and to train and evaluate on more batches.
     """
-    with (
-        generators.preserve_generators(live.torch),
-        warnings.catch_warnings(),
-        flags.force_eager(),
-    ):
+    with generators.preserve_generators(live.torch), warnings.catch_warnings(), flags.force_eager():
         warnings.simplefilter("ignore")  # warnings of the training itself were noted before
         try:
             diagnosis = _Diagnosis(live, load, make_batch(), train, validation, thorough)
@@ -377,13 +369,12 @@ class _Diagnosis:
             yield from compare_evaluations(before, again, words_of(self._model))
         self._restore()
         losses = self._train_steps()
-        missing = ""
+        columns = ""
         if losses and not np.isfinite(losses).all():
             names = [*self._columns.inputs, *filter(None, [self._columns.target])]
             names = names or list(self._train_data.columns)  # the user's code chooses
-            missing = data.summarize_texts(data.find_not_finite(self._train_data, names))
-        at_once = bool(losses) and not np.isfinite(losses[0])
-        yield from check_infinite(losses, missing, at_once)
+            columns = data.summarize_texts(data.find_not_finite(self._train_data, names))
+        yield from check_infinite(losses, columns)
         if self._is_ill:
             return
         # A loss of another class or library may be an error rate or the like, which need not fall.
@@ -484,14 +475,12 @@ def read_columns(model: Any) -> Columns:
     """Return the columns that a model of this package names as its inputs and target."""
     if not isinstance(model, BaseModel) or getattr(model, "_step", None) is not None:
         return Columns()
-    if getattr(model, "_kind", "") in ("clusterer", "transformer"):
-        return Columns(tuple(column_names("inputs", model._inputs)))
     if not hasattr(model, "_target"):
         return Columns()  # the steps of a LightningModule choose them
-    targets = column_names("target", model._target)
-    return Columns(
-        tuple(column_names("inputs", model._inputs)), targets[0] if len(targets) == 1 else None
-    )
+    has_target = getattr(model, "_kind", "") not in ("clusterer", "transformer")
+    targets = column_names("target", model._target) if has_target else []
+    inputs = tuple(column_names("inputs", model._inputs))
+    return Columns(inputs, targets[0] if len(targets) == 1 else None)
 
 
 def copy_batch(batch: Any) -> Any:

@@ -157,10 +157,7 @@ def replay_recorded_steps(model: Any, *, training: bool) -> Iterator[None]:
 
 
 def end_training(model: Any, result: Any, progress: EpochProgress) -> UnitSums:
-    """End a training unit: let the model finish, and add its metrics to the epoch's.
-
-    If the model has ``training_metrics()``, it computes the metrics of the epoch so far itself.
-    """
+    """End a training unit: let the model finish, and add its metrics to the epoch's."""
     if hasattr(model, "end_unit"):
         model.end_unit()
     if not hasattr(model, "training_metrics"):

@@ -12,7 +12,7 @@ from typing import Any
 import cerebro._core as _core
 from cerebro.data import Dataset, depots
 from cerebro.machine.devices import is_gpu
-from cerebro.model import read_columns
+from cerebro.model import framework_of, read_columns
 from cerebro.worker.data_diagnosis import find_not_finite, summarize_texts
 from cerebro.worker.messages import RunContext
 from cerebro.worker.models import Loader, describe_left_out, find_fitting_columns, make_batches
@@ -42,15 +42,8 @@ class Loaders:
         """Why PyTorch moves batches to the GPU; empty if they are made there."""
 
     def make(
-        self,
-        model: Any,
-        config: Mapping[str, Any],
-        *,
-        training: bool,
-        trial: int,
-        epoch: int = 0,
+        self, model: Any, config: Mapping[str, Any], *, training: bool, trial: int, epoch: int = 0
     ) -> Loader:
-        """Return a loader of the batches of a trial's model."""
         context = self._context
         batches = context.batches
         batch_size = batches.size_of(config) if training else batches.eval_size_of(config)
@@ -62,7 +55,7 @@ class Loaders:
         key = (
             training,
             batch_size,
-            getattr(model, "framework", "dlpack"),
+            framework_of(model),
             getattr(model, "channels_last", False),
             data.shards.generation,
             context.fold_of(trial),

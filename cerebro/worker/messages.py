@@ -66,8 +66,6 @@ Sums = dict[str, tuple[float, float]]  # by metric: sum of value x weight, sum o
 
 @dataclass(frozen=True)
 class UnitSums:
-    """The rows, batches and metric sums of a pass over batches."""
-
     rows: int
     batches: int
     sums: Sums
@@ -229,8 +227,6 @@ Job = Task | CheckTask | WarmTask | ShardTask  # a task that an executor sends t
 
 @dataclass(frozen=True)
 class CommittedState:
-    """The state that a unit has committed."""
-
     nbytes: int
     hash: str = ""
     file: str | None = None

@@ -29,7 +29,7 @@ from cerebro.machine import flags, generators
 from cerebro.machine.devices import is_gpu, is_short_of_gpu_memory, set_build_device
 from cerebro.machine.guard import guard_trial
 from cerebro.machine.libraries import LIBRARIES, TORCH
-from cerebro.model import BaseModel, Info, check_model, read_columns
+from cerebro.model import BaseModel, Info, check_model, framework_of, read_columns
 from cerebro.run.recipe import call_build
 from cerebro.worker.contents import OwnNumbers
 from cerebro.worker.evaluate import convert_metrics
@@ -248,23 +248,17 @@ def make_info(
 
 def batch_device(model: Any, device: str) -> str:
     """Return the device of a model's batches: `device` for PyTorch, else host memory."""
-    return device if getattr(model, "framework", "dlpack") == "torch" else "cpu"
+    return device if framework_of(model) == "torch" else "cpu"
 
 
-def make_batches(
-    model: Any,
-    data: Any,
-    batch_size: int,
-    device: str,
-    **options: Any,
-) -> Loader:
+def make_batches(model: Any, data: Any, batch_size: int, device: str, **options: Any) -> Loader:
     """Return a loader of batches in a model's framework and on the model's device.
 
     The loader gathers the columns that the model reads, and images in the layout in which it
     computes. It makes batches on a GPU only if that GPU is trusted; see `make_trusted_loader`.
     """
     options.setdefault("columns", read_columns(model, data.columns))
-    options["framework"] = getattr(model, "framework", "dlpack")
+    options["framework"] = framework_of(model)
     if options["framework"] == "numpy" and isinstance(model, BaseModel):
         data = data.without_bfloat16()
     is_torch = options["framework"] == "torch"
@@ -384,10 +378,7 @@ def begin_again(model: Any, epoch: int) -> None:
 
 
 def load_or_rebuild(
-    live: LiveModel,
-    load: Callable[[LiveModel], None],
-    rebuild: Callable[[], LiveModel],
-    epoch: int,
+    live: LiveModel, load: Callable[[LiveModel], None], rebuild: Callable[[], LiveModel], epoch: int
 ) -> LiveModel:
     """Load a state of `epoch` into a model; if it does not fit, into a new one; return the model.
 
@@ -431,11 +422,7 @@ def pack_tree(live: LiveModel) -> dict[str, Any]:
     state = live.model.state_dict()
     if hasattr(live.model, "in_fixed_order"):  # so that it has the same hash in every process
         state = live.model.in_fixed_order(state)
-    return {
-        "model": state,
-        "generators": live.generators,
-        "progress": live.progress.to_state(),
-    }
+    return {"model": state, "generators": live.generators, "progress": live.progress.to_state()}
 
 
 def load_tree(

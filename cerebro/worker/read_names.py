@@ -58,12 +58,12 @@ class Reads:
 
     def is_held(self) -> bool:
         """Return whether something still has a dict that was given to ``build``."""
-        if self._is_alive():
+        if self._list_alive():
             gc.collect()  # build's inner functions may refer to it and to each other
-        return self._is_alive()
+        return bool(self._list_alive())
 
-    def _is_alive(self) -> bool:
-        return any(reference() is not None for reference in self._given)
+    def _list_alive(self) -> list[_Noted]:
+        return [noted for reference in self._given if (noted := reference()) is not None]
 
     def may_have_caused(self, error: BaseException) -> bool:
         """Return whether ``build`` may have raised an error because its dict is not a plain one.
@@ -71,8 +71,7 @@ class Reads:
         Code that takes only plain dicts, such as ``jax.jit`` and ``yaml.safe_dump``, raises a
         TypeError or AssertionError, or shows the dict or its class in the message.
         """
-        alive = [noted for reference in self._given if (noted := reference()) is not None]
-        shown = [_Noted.__name__, *map(repr, alive)]
+        shown = [_Noted.__name__, *map(repr, self._list_alive())]
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, (TypeError, AssertionError)):
