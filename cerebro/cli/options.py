@@ -1,4 +1,4 @@
-"""Define what commands share: options, ``--json``, and the end of a command that trains.
+"""Define what commands share: options, ``--json``, and output that may be lost.
 
 ``--json`` prints a command's findings as one JSON document. Numbers that JSON lacks (NaN, infinity)
 become null; paths become strings.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +18,6 @@ from typing import Any
 from cerebro.errors import CerebroError, InputError
 from cerebro.machine.files import expand_path
 from cerebro.machine.mappings import strict_json
-from cerebro.machine.signals import INTERRUPTED, defer_interrupts
 
 
 def new_command(
@@ -165,54 +163,9 @@ def drop_lost_output() -> None:
             os.close(nowhere)
 
 
-def show_result(result: Any) -> int:
-    """Print what a search has found; return the exit status."""
-    say(f"\n{result.summary()}\n\nThe run is in {result.path}. To look at it:\n")
-    say(f"  python -m cerebro show {shlex.quote(str(result.path))}")
-    if result.status == "finished":
-        return 0
-    complain(
-        f"error: the run is {result.status}, not finished; to resume it: "
-        f"python -m cerebro resume {shlex.quote(str(result.path))}"
-    )
-    return 1
-
-
-def report_interrupt(error: KeyboardInterrupt) -> int:
-    """Print the error's message: what an interrupted run has kept and how to resume it."""
-    with defer_interrupts(error):
-        complain(f"\n{str(error) or 'interrupted before any trial began; nothing was kept'}")
-    return INTERRUPTED
-
-
 def json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for other programs")
 
 
 def print_json(value: Any) -> None:
     print(strict_json(value))
-
-
-def run_record(result: Any) -> dict[str, Any]:
-    best = result.top(1)
-    names = ("path", "status", "error", "metric", "mode", "select", "settings", "environment")
-    return {
-        **{name: getattr(result, name) for name in names},
-        "best": best[0].number if best else None,
-        "trials": [trial_record(trial) for trial in result.trials],
-        "events": result.events(),
-    }
-
-
-def trial_record(trial: Any) -> dict[str, Any]:
-    """Describe a trial and its epochs; with folds, also the epochs of each fold."""
-    names = (
-        "number", "status", "config", "epoch", "epochs", "best_epoch", "metrics", "history",
-        "state_hash", "parent", "error",
-    )  # fmt: skip
-    record = {name: getattr(trial, name) for name in names}
-    if trial.fold is not None:
-        record["fold"] = trial.fold
-    if trial.folds:
-        record["folds"] = [trial_record(fold) for fold in trial.folds]
-    return record

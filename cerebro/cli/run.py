@@ -12,7 +12,7 @@ import inspect
 import os
 import shlex
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +23,7 @@ from cerebro.cli.options import (
     arguments_of,
     build_of,
     build_option,
+    complain,
     import_user_file,
     json_option,
     new_command,
@@ -31,12 +32,11 @@ from cerebro.cli.options import (
     parse_progress,
     print_json,
     progress_option,
-    report_interrupt,
     say,
-    show_result,
     use_arguments,
 )
 from cerebro.errors import InputError
+from cerebro.machine.signals import INTERRUPTED, defer_interrupts
 
 COUNTS = {
     "epochs": "epochs per trial",
@@ -161,11 +161,27 @@ def run(options: argparse.Namespace) -> int:
         if options.progress is not None:
             settings["progress"] = parse_progress(options.progress)
         data = _open_data(module)
-        try:
-            result = cerebro.search(module.build, module.space, data, **settings)
-        except KeyboardInterrupt as error:
-            return report_interrupt(error)
-        return show_result(result)
+        return _train(lambda: cerebro.search(module.build, module.space, data, **settings))
+
+
+def _train(search: Callable[[], cerebro.Result]) -> int:
+    """Search; print what is found or, on Ctrl-C, how to resume; return the exit status."""
+    try:
+        result = search()
+    except KeyboardInterrupt as error:
+        with defer_interrupts(error):
+            complain(f"\n{str(error) or 'interrupted before any trial began; nothing was kept'}")
+        return INTERRUPTED
+    path = shlex.quote(str(result.path))
+    say(f"\n{result.summary()}\n\nThe run is in {result.path}. To look at it:\n")
+    say(f"  python -m cerebro show {path}")
+    if result.status == "finished":
+        return 0
+    complain(
+        f"error: the run is {result.status}, not finished; to resume it: "
+        f"python -m cerebro resume {path}"
+    )
+    return 1
 
 
 def plan(options: argparse.Namespace) -> int:
@@ -252,12 +268,8 @@ def resume(options: argparse.Namespace) -> int:
     names = ("data", "validation", "epochs", "trials", "workers")
     settings: dict[str, Any] = {name: getattr(options, name) for name in names}
     settings["progress"] = parse_progress(options.progress)
-    try:
-        with use_arguments(arguments_of(options.run, options.build)):
-            result = cerebro.resume(options.run, build_of(options.build), **settings)
-    except KeyboardInterrupt as error:
-        return report_interrupt(error)
-    return show_result(result)
+    with use_arguments(arguments_of(options.run, options.build)):
+        return _train(lambda: cerebro.resume(options.run, build_of(options.build), **settings))
 
 
 def replay(options: argparse.Namespace) -> int:

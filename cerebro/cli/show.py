@@ -20,9 +20,7 @@ from cerebro.cli.options import (
     new_command,
     parse_count,
     print_json,
-    run_record,
     trial_of,
-    trial_record,
 )
 from cerebro.errors import CerebroError, CorruptDataError, InputError, one_line
 from cerebro.machine.mappings import flatten
@@ -30,11 +28,8 @@ from cerebro.machine.objects import is_url
 from cerebro.report import format as fmt
 from cerebro.report.progress import is_terminal
 
-SECONDS = 0.5
-"""The seconds between two checks for new output with ``logs --follow``."""
-
-WIDTH = 40
-"""The most characters of a value that ``compare`` shows."""
+SECONDS = 0.5  # between two checks for new output with ``logs --follow``
+WIDTH = 40  # the most characters of a value that ``compare`` shows
 
 
 def add(commands: Any) -> None:
@@ -74,12 +69,37 @@ def show(options: argparse.Namespace) -> int:
     result = cerebro.open(options.run)
     trial = None if options.trial is None else trial_of(result, options.trial)
     if options.json:
-        print_json(run_record(result) if trial is None else trial_record(trial))
+        print_json(_make_run_record(result) if trial is None else _make_trial_record(trial))
     elif trial is None:
         print(summary.render(result, options.top))
     else:
         print(summary.render_trial(trial))
     return 0
+
+
+def _make_run_record(result: Any) -> dict[str, Any]:
+    best = result.top(1)
+    names = ("path", "status", "error", "metric", "mode", "select", "settings", "environment")
+    return {
+        **{name: getattr(result, name) for name in names},
+        "best": best[0].number if best else None,
+        "trials": [_make_trial_record(trial) for trial in result.trials],
+        "events": result.events(),
+    }
+
+
+def _make_trial_record(trial: Any) -> dict[str, Any]:
+    """Describe a trial and its epochs; with folds, also the epochs of each fold."""
+    names = (
+        "number", "status", "config", "epoch", "epochs", "best_epoch", "metrics", "history",
+        "state_hash", "parent", "error",
+    )  # fmt: skip
+    record = {name: getattr(trial, name) for name in names}
+    if trial.fold is not None:
+        record["fold"] = trial.fold
+    if trial.folds:
+        record["folds"] = [_make_trial_record(fold) for fold in trial.folds]
+    return record
 
 
 def list_runs(options: argparse.Namespace) -> int:
