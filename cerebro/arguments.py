@@ -13,6 +13,7 @@ import math
 import operator
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
@@ -320,6 +321,10 @@ def find_stacklevel() -> int:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         frame, level = frame.f_back, level + 1
     return level
+
+
+def warn_user(text: str) -> None:
+    warnings.warn(text, stacklevel=find_stacklevel())
 
 
 def _list_keywords(function: Callable[..., object]) -> tuple[str, ...]:

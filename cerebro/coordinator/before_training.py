@@ -5,28 +5,35 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from cerebro.arguments import find_stacklevel
+from cerebro.arguments import warn_user
 from cerebro.data.validation import UnfitDataError
 from cerebro.errors import InputError, StateError, WorkerError, text_of
 from cerebro.executors.base import Executor
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.environment import uses_gpu
 from cerebro.machine.files import device_of, free_bytes, is_memory
-from cerebro.model import Words
 from cerebro.report.findings import Finding
 from cerebro.run.records import Ranking, TrialRecord
 from cerebro.run.settings import Settings
 from cerebro.searchers.base import Searcher, expected_trials
 from cerebro.searchers.metrics import known_mode
 from cerebro.worker.hop_check import LAYOUT_CURE
-from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, Warned, WorkerJoined
+from cerebro.worker.messages import (
+    CheckDone,
+    CheckTask,
+    Event,
+    ModelFacts,
+    RunContext,
+    Warned,
+    WorkerJoined,
+)
 from cerebro.worker.read_names import ReadNames
 
-MAX_START_LOSSES = 2
-"""How many workers may die while they try the first configuration."""
+MAX_START_LOSSES = 2  # how many workers may die while they try the first configuration
 
 TAIL = 3
 """The live trials per worker near the end of a run, when the last ones run in parallel."""
@@ -39,12 +46,9 @@ class HopCheck:
     workers: list[int] = field(default_factory=list)  # ready to train
     # As in `CheckDone`:
     problems: Sequence[str] = ()
-    state_bytes: int = 0
+    model: ModelFacts = field(default_factory=ModelFacts)
     environment: Mapping[str, Any] | None = None
-    metrics: tuple[str, ...] | None = None  # None: they are not known before training
     read: ReadNames | None = None
-    words: Words = field(default_factory=Words)
-    parameter_order: str = ""
     warned: list[Warned] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     gain: tuple[float, float] | None = None
@@ -54,19 +58,16 @@ class HopCheck:
         if event.error is not None and event.unfit:  # for every model of this `build`
             raise UnfitDataError(event.error)
         self.workers.append(event.worker)
-        model = event.model
-        self.state_bytes = max(self.state_bytes, model.state_bytes)
+        # Most is known of a model that has trained, more of one that was built than of none.
+        self.model = max(self.model, event.model, key=attrgetter("state_bytes", "parameter_order"))
         self.environment = event.environment or self.environment
-        self.parameter_order = model.parameter_order or self.parameter_order
+        self.read = event.read or self.read
         self.warned += event.warned
         self.findings += event.findings
         self.gain = event.gain or self.gain
-        if model.state_bytes:
-            self.metrics = model.metrics if model.declares_metrics else None
-            self.words, self.read = model.words, event.read
         if event.error is None:
             self.problems = event.problems
-        elif model.state_bytes:  # it trains, so no trial fails
+        elif event.model.state_bytes:  # it trains, so no trial fails
             message = f"the model trains, but the check of a hop failed: {event.error}"
             cure = (
                 "see whether cerebro.replay gives the same states for the first trial that finishes"
@@ -86,26 +87,24 @@ class HopCheck:
             return
         text = "; ".join(self.problems)
         if LAYOUT_CURE not in text:  # which names its own cure
-            text += f" ({self.words.keep})"
+            text += f" ({self.model.words.keep})"
         raise StateError(f"the model's state does not survive a hop: {text}")
 
     def warn_if_misplaced(self, device: str) -> None:
         """Warn if the workers do not compute on `device`, to which they were assigned."""
-        if self.environment is None:
+        if self.environment is None or is_gpu(device) == uses_gpu(self.environment):
             return
         count = len(self.workers)
-        if is_gpu(device) and not uses_gpu(self.environment):
-            warnings.warn(
+        text = (
+            f"JAX computes on a GPU, which {count} worker(s) for the CPU share: "
+            "give devices='cuda' for a worker per GPU, or set JAX_PLATFORMS=cpu"
+        )
+        if is_gpu(device):
+            text = (
                 f"the model computes on the CPU, but {count} worker(s) have a GPU each: put it on "
-                "info.device, or give devices='cpu' for a worker per core",
-                stacklevel=3,
+                "info.device, or give devices='cpu' for a worker per core"
             )
-        if not is_gpu(device) and uses_gpu(self.environment):
-            warnings.warn(
-                f"JAX computes on a GPU, which {count} worker(s) for the CPU share: "
-                "give devices='cuda' for a worker per GPU, or set JAX_PLATFORMS=cpu",
-                stacklevel=3,
-            )
+        warnings.warn(text, stacklevel=3)
 
 
 def find_wrong_ranking(by: Ranking) -> list[Finding]:
@@ -190,12 +189,11 @@ def warn_if_reordered(executor: Executor, worker: int, first: TrialRecord, order
     executor.submit(worker, CheckTask(first.config, build_only=True, number=first.number))
     (event,) = executor.wait(None)
     if isinstance(event, CheckDone) and event.model.parameter_order not in ("", order):
-        warnings.warn(
+        warn_user(
             "build makes the network's parameters in another order than when the run began, as "
             "from a set. States are loaded by name, but what is computed in this order differs "
             "from now on, such as sums over layers and the first weights of trials: sort the set, "
-            "or train in workers, which all have one PYTHONHASHSEED",
-            stacklevel=find_stacklevel(),
+            "or train in workers, which all have one PYTHONHASHSEED"
         )
 
 
@@ -203,19 +201,18 @@ def require_build(
     executor: Executor, workers: Sequence[int], context: RunContext, trials: Iterable[TrialRecord]
 ) -> list[int]:
     """Build models of trials until one can be built; return the ready workers or raise."""
-    ready, cause = list(workers), None
+    ready, errors = list(workers), []
     for record in trials:
         task = CheckTask(record.config, build_only=True, number=record.number)
         error = _build_on_first(executor, ready, context, task)
         if error is None:
-            break
-        cause = cause or error
-    else:
-        if cause is not None:
-            raise InputError(
-                f"build fails for finished trials that are to be trained further ({cause}): pass "
-                "the run's own build; the run is unchanged"
-            )
+            return sorted(ready)
+        errors.append(error)
+    if errors:
+        raise InputError(
+            f"build fails for finished trials that are to be trained further ({errors[0]}): pass "
+            "the run's own build; the run is unchanged"
+        )
     return sorted(ready)
 
 
@@ -309,15 +306,10 @@ def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None
         places = [_Place(states, kept + of_slots, thrifty + of_slots, cure)]
     for place in places:
         free = free_bytes(place.folder)
-        needs, thrifty = place.needs, place.thrifty
-        if needs.least > free:
-            verb = "needs at least"
-            text = _explain_demand(plan, place, free, verb, needs.least, thrifty.least)
-            raise InputError(text)
-        if needs.likely > free:
-            verb = "is likely to need"
-            text = _explain_demand(plan, place, free, verb, needs.likely, thrifty.likely)
-            warnings.warn(text, stacklevel=2)
+        if place.needs.least > free:
+            raise InputError(_explain_demand(plan, place, free))
+        if place.needs.likely > free:
+            warnings.warn(_explain_demand(plan, place, free), stacklevel=2)
 
 
 def _estimate_demand(settings: Settings, searcher: Searcher, state_bytes: int) -> StateDemand:
@@ -334,9 +326,10 @@ def _estimate_demand(settings: Settings, searcher: Searcher, state_bytes: int) -
     )
 
 
-def _explain_demand(
-    plan: StateDemand, place: _Place, free: int, verb: str, needed: int, thrifty: int
-) -> str:
+def _explain_demand(plan: StateDemand, place: _Place, free: int) -> str:
+    verb, needed, thrifty = "is likely to need", place.needs.likely, place.thrifty.likely
+    if place.needs.least > free:
+        verb, needed, thrifty = "needs at least", place.needs.least, place.thrifty.least
     ends = "only the time limit ends the search"
     trials = ends if plan.trials is None else f"{plan.trials} trials"
     kind = " of memory, which is the disk there," if is_memory(place.folder) else ""

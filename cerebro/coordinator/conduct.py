@@ -7,14 +7,13 @@ import os
 import shlex
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cerebro.arguments import find_stacklevel
+from cerebro.arguments import warn_user
 from cerebro.coordinator.before_training import (
     check_hop,
     check_room,
@@ -40,7 +39,6 @@ from cerebro.machine.libraries import present_settings, recorded_settings
 from cerebro.machine.program import edited_since_import, find_stale_definitions
 from cerebro.machine.resources import available_memory
 from cerebro.machine.signals import TERMINATED, Terminated, defer_interrupts, raise_on_sigterm
-from cerebro.model import Words
 from cerebro.report.displays import make_progress
 from cerebro.report.format import count_noun
 from cerebro.results.result import Result
@@ -48,7 +46,7 @@ from cerebro.results.saved_run import SavedRun
 from cerebro.run.folder import OwnedRun, make_run, sweep_states
 from cerebro.run.settings import Settings
 from cerebro.searchers.base import Searcher, Suggestion
-from cerebro.worker.messages import RunContext, RunFolders, WorkerShare
+from cerebro.worker.messages import ModelFacts, RunContext, RunFolders, WorkerShare
 from cerebro.worker.trial_warnings import carry_filters
 
 
@@ -92,10 +90,6 @@ def conduct(
                 if order and trains_here(settings):
                     warn_if_reordered(executor, workers[0], previous.saved.records[0], order)
                 session.opened, restored = reopen_run(previous, settings, context)
-                views = {"data": settings.train, "validation": settings.validation}
-                for item in previous.saved.new_places(views).items():
-                    session.opened.store.set_meta(*item)
-                session.opened.store.flush()  # the result reads it
             store = session.opened.store
             session.result = result = Result(settings.folder, build=settings.build)
             result.saved.before_reading = store.flush
@@ -113,19 +107,19 @@ def conduct(
                 coordinator.events.note_findings(find_wrong_ranking(settings.ranking))
                 coordinator.events.note_findings(tried.findings_to_show())
                 tried.raise_if_broken()
-                coordinator.words = tried.words
+                coordinator.words = tried.model.words
                 coordinator.events.unread.begin(config, tried.read)
-                if tried.metrics is not None:
-                    require_metrics(settings, tried.metrics, tried.words)
+                if tried.model.declares_metrics:
+                    require_metrics(settings, tried.model)
                 if settings.workers > 0:
                     tried.warn_if_misplaced(context.device)
-                if tried.state_bytes:
-                    check_room(settings, searcher, tried.state_bytes)
+                if tried.model.state_bytes:
+                    check_room(settings, searcher, tried.model.state_bytes)
                 if tried.gain is not None:
                     store.set_meta("graph_gain", list(tried.gain))
                 if tried.environment is not None:  # PyTorch may not be imported yet in this process
                     store.set_meta("environment", tried.environment)
-                store.set_meta("parameter_order", tried.parameter_order)
+                store.set_meta("parameter_order", tried.model.parameter_order)
                 workers = tried.workers
             coordinator.run(workers)
         result.refresh()
@@ -137,15 +131,15 @@ def conduct(
         return result
 
 
-def require_metrics(settings: Settings, metrics: Sequence[str], words: Words) -> None:
+def require_metrics(settings: Settings, model: ModelFacts) -> None:
     """Raise RunError or InputError if ranking or early stopping needs another metric."""
     missing = explain_missing_metric(
-        settings.ranking.metric, metrics, validated=settings.validates, words=words
+        settings.ranking.metric, model.metrics, validated=settings.validates, words=model.words
     )
     if missing is not None:
         raise RunError(f"no trial can be ranked: {missing}")
     if settings.strategy.stop is not None:
-        settings.strategy.stop.check_metrics(metrics)
+        settings.strategy.stop.check_metrics(model.metrics)
 
 
 def warn_of_edits() -> None:
@@ -153,18 +147,16 @@ def warn_of_edits() -> None:
     edited = edited_since_import()
     if edited:
         were, them = ("was", "it") if len(edited) == 1 else ("were", "them")
-        warnings.warn(
+        warn_user(
             f"{', '.join(edited)} {were} edited after this program imported "
             f"{them}, and the search trains what was imported: importlib.reload() or a new program "
-            "takes the edited one",
-            stacklevel=find_stacklevel(),
+            "takes the edited one"
         )
     older = find_stale_definitions()
     if older:
-        warnings.warn(
+        warn_user(
             f"{'; '.join(older)} from before that was reloaded, and workers=0 trains with it: "
-            "reload the first one, too, with importlib.reload()",
-            stacklevel=find_stacklevel(),
+            "reload the first one, too, with importlib.reload()"
         )
 
 

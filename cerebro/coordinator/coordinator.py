@@ -520,7 +520,6 @@ class Coordinator:
             self._apply_commands(trial)
 
     def cancel_units(self) -> None:
-        """End the units in flight at their next batch, if the executor supports it."""
         self._dispatcher.cancel_units()
 
     def _take_commands(self) -> None:

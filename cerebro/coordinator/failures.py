@@ -119,8 +119,7 @@ def _can_rank(name: str, names: Collection[str], *, validated: bool) -> bool:
     return name in names and not (only_training and validated)
 
 
-MAX_START_LOSSES = 3
-"""How many workers in a row may be lost before they begin a unit."""
+MAX_START_LOSSES = 3  # how many workers in a row may be lost before they begin a unit
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ PROGRESS_SECONDS = 0.25
 PROGRESS_SPACING = 50
 """Displays take at most about 1 / `PROGRESS_SPACING` of the coordinator's time."""
 
-MIN_UNITS = 2
-"""The number of units per worker that must be timed before a forecast is made."""
+MIN_UNITS = 2  # how many units per worker must be timed before a forecast is made
 
 
 @dataclass(frozen=True)
@@ -292,8 +291,7 @@ def _select_shown(live: Sequence[LiveTrial]) -> tuple[list[LiveTrial], int]:
     return shown, max(0, waiting - KEPT_ROWS)
 
 
-KEPT_ROWS = 12
-"""The number of best trials kept for displays; no display shows more."""
+KEPT_ROWS = 12  # the number of best trials kept for displays; no display shows more
 
 
 class EndedTrials:

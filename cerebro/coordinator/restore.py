@@ -50,8 +50,6 @@ from cerebro.worker.trial_state import EpochProgress
 
 @dataclass
 class ResumePoint:
-    """Where a trial continues."""
-
     position: int  # the number of committed units
     attempt: int  # the number of the next dispatch, higher than any that the slots have seen
     origin: states.KeptState | None  # the state to load, if it is not in the slots
@@ -256,8 +254,7 @@ class ResumeRequest:
 
     epochs: int | None = None  # None: as before
     trials: tuple[int, ...] | None = None  # their numbers; None: all that are open
-    trials_per_config: int = 1
-    """How many of the store's trials, its folds, belong to each number in `trials`."""
+    trials_per_config: int = 1  # how many of the store's trials, its folds, each of these has
     more: bool = False  # whether the searcher has more to suggest, even if the run is finished
 
     def includes(self, record: TrialRecord) -> bool:
@@ -275,8 +272,7 @@ class Previous:
     saved: SavedRun
     owner: Owner
     request: ResumeRequest
-    differences: Sequence[str]
-    """The differences between this environment and the one in which the run began."""
+    differences: Sequence[str]  # of this environment from the one in which the run began
 
     def find_trials_to_extend(self) -> Iterator[TrialRecord]:
         for record in self.saved.records:
@@ -297,11 +293,12 @@ def reopen_run(
         text = f"by {process}, with {fmt.count_noun(settings.workers, 'worker')}"
         now = {"status": "running", "error": None, "paused": False, "settings": settings.record()}
         now["owner"] = {"pid": process.pid, "host": process.host}
+        now |= saved.new_places({"data": settings.train, "validation": settings.validation})
         with store.group():
             store.add_event(restored.seconds, "resumed", "; ".join([text, *previous.differences]))
             for item in now.items():
                 store.set_meta(*item)
-        store.flush()
+        store.flush()  # the result reads it
     except BaseException:
         store.close()
         raise

@@ -167,9 +167,8 @@ class SearchLoop:
 
     def epoch_done(self, trial: LiveTrial, epoch: int, metrics: Mapping[str, float]) -> None:
         """Queue the report of a finished epoch, unless it was reported before."""
-        if epoch <= trial.reported:
-            return
-        self.rounds.arrive(Report(trial.record.number, epoch, metrics))
+        if epoch > trial.reported:
+            self.rounds.arrive(Report(trial.record.number, epoch, metrics))
 
     def trial_ended(self, trial: LiveTrial) -> None:
         """Report the worst metric, so that an adaptive searcher avoids such configurations."""
@@ -318,10 +317,9 @@ class SearchLoop:
 
     def _report_again(self, trial: LiveTrial) -> None:
         """Report again for a trial that was stopped early: a searcher would wait for it forever."""
-        if not self.searcher.adaptive:
-            return
-        self.rounds.join(trial.record.number)
-        self._arrive_early(trial)
+        if self.searcher.adaptive:
+            self.rounds.join(trial.record.number)
+            self._arrive_early(trial)
 
     def _arrive_early(self, trial: LiveTrial) -> None:
         number, metrics = trial.record.number, trial.record.epochs[-1].metrics

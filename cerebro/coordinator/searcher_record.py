@@ -16,6 +16,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from cerebro.coordinator.failures import make_comparable, worst_value_of
@@ -76,10 +77,8 @@ def make_again(description: dict[str, Any]) -> Searcher | None:
     module, _, name = description["class"].partition(":")
     try:
         with guard_import(name.partition(".")[0], target=module):
-            kind: Any = importlib.import_module(module)
-        for part in name.split("."):
-            kind = getattr(kind, part)
-        searcher: Searcher = kind(**description["parameters"])
+            imported = importlib.import_module(module)
+        searcher: Searcher = attrgetter(name)(imported)(**description["parameters"])
         return searcher
     except (ImportError, AttributeError, TypeError, ValueError):
         return None

@@ -50,10 +50,8 @@ class SimulatedTrials:
 
     def __init__(self, epochs: int) -> None:
         self.by_number: dict[int, LiveTrial] = {}
-        self.ready: list[int] = []
-        """Trials that are now training an epoch."""
-        self.pinned: Collection[tuple[int, int]] = ()
-        """Pairs (trial, epoch) whose states the searcher wants to keep."""
+        self.ready: list[int] = []  # trials that are now training an epoch
+        self.pinned: Collection[tuple[int, int]] = ()  # trials and epochs whose states are kept
         self._epochs = epochs
 
     def add(self, suggestion: Suggestion) -> LiveTrial:
@@ -104,10 +102,7 @@ class SimulatedTrials:
 
 
 class SimulatedSearch(SearchLoop):
-    """Runs the search loop over simulated trials, and keeps its decisions, as a store does.
-
-    `searcher` has not been set up.
-    """
+    """Sets up a searcher, runs its loop over simulated trials, and is the loop's `Record`."""
 
     def __init__(self, searcher: Searcher, space: Space, settings: SearchSettings) -> None:
         self._space = space

@@ -48,8 +48,7 @@ class LiveTrial:
     """The original hashes of epochs that are trained again because their states were lost."""
     scheduled: bool = False  # whether the scheduler knows it
     started: bool = False  # whether `on_trial_start` has been called
-    history: list[dict[str, Any]] = field(default_factory=list)
-    """The history that `EarlyStopping` reads."""
+    history: list[dict[str, Any]] = field(default_factory=list)  # which `EarlyStopping` reads
     noted: set[Any] = field(default_factory=set)
     """What the run's events already record about it, such as its warnings."""
 
