@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from cerebro.api.settings import eval_rows
 from cerebro.arguments import check_one_of
-from cerebro.data.given_rows import is_rows, write_given_rows
+from cerebro.data.given_rows import write_given_rows
 from cerebro.data.validation import make_validation
 from cerebro.errors import InputError, StateError, shorten_tracebacks
 from cerebro.executors.local import LocalExecutor
@@ -123,21 +123,16 @@ def check(
     InputError
         If the configuration cannot be built or trained at all, or if a device does not exist.
     """
-    arguments = dict(locals())
     refuse("cerebro.check")
-    if is_rows(data) or is_rows(validation):
-        with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as rows:
-            data, validation = write_given_rows(data, validation, Path(rows))
-            return check(**arguments | {"data": data, "validation": validation})
-    check_build(build)
-    check_one_of("deterministic", deterministic, ("warn", True, False))
-    device = choose_devices(devices)[0]
-    train, held_out, folds = make_validation(data, validation)
-    config = as_space(space).sample(seed, 0)
-    if batch_size is None and "batch_size" not in config:
-        batch_size = 32
-    executor = LocalExecutor(1, 1, seats=assign_devices([device], 1))
     with tempfile.TemporaryDirectory(prefix="cerebro-check-") as folder:
+        data, validation = write_given_rows(data, validation, Path(folder))
+        check_build(build)
+        check_one_of("deterministic", deterministic, ("warn", True, False))
+        device = choose_devices(devices)[0]
+        train, held_out, folds = make_validation(data, validation)
+        config = as_space(space).sample(seed, 0)
+        if batch_size is None and "batch_size" not in config:
+            batch_size = 32
         context = RunContext(
             build=build,
             train=train,
@@ -150,7 +145,7 @@ def check(
             libraries=present_settings(),
             warning_filters=carry_filters(),
         )
-        done = ask_worker(executor, context, CheckTask(config, thorough=True))
+        done = ask_worker(context, device, CheckTask(config, thorough=True))
     if not isinstance(done, CheckDone):
         raise StateError(f"the worker was lost while trying the model: {done}")
     for warned in done.warned:
@@ -165,8 +160,10 @@ def check(
     return Check(problems, metrics, dict(config), device, operations, list(done.findings), offer)
 
 
-def ask_worker(executor: LocalExecutor, context: RunContext, task: CheckTask) -> Event:
+def ask_worker(context: RunContext, device: str, task: CheckTask) -> Event:
     """Let one worker carry out a task before a run, then end the worker; return its answer."""
+    seats = assign_devices([device], 1)
+    executor = LocalExecutor(1, context.exactness.threads, seats=seats)
     try:
         (worker,) = executor.start(context)
         executor.submit(worker, task)

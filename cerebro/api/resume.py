@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from cerebro.arguments import (
     RESUME,
     check_whole_number,
     explain_keywords,
-    find_stacklevel,
+    warn_user,
     worker_count,
 )
 from cerebro.callbacks import Mirror
@@ -149,15 +148,7 @@ def resume(
             return Result(saved.path, build=build)
         as_before = executor is None and workers is None
         announce(progress, before["workers"] if as_before else workers)
-        settings = settings_of(
-            saved,
-            build=build,
-            data=data,
-            validation=validation,
-            workers=workers,
-            callbacks=callbacks,
-            progress=progress,
-        )
+        settings = settings_of(saved, build, data, validation, workers, callbacks, progress)
         if executor is not None:
             kind = "auto" if are_gpus(read_devices(before)) else CPU
             the_devices = devices_of(kind, None, executor)
@@ -238,12 +229,9 @@ def train_rest(
     owner: Owner,
     settings: Settings,
     request: ResumeRequest,
-    searcher: Searcher | None,
+    searcher: Searcher | None,  # not set up
 ) -> Result:
-    """Train the rest of a run that this process owns.
-
-    `searcher` has not been set up; None recreates it from the run's record.
-    """
+    """Train the rest of a run; `searcher`, if not None, replaces that of the run's record."""
     the_searcher = searcher_of(saved, settings, request, searcher)
     loop = saved.meta.get("search_loop")
     if request.more and loop:  # ask the searcher again, although it had nothing more to suggest
@@ -260,19 +248,15 @@ def train_rest(
     prefixes = ("torch.", "jax.", *(f"keras.{name} " for name in KERAS.FIRST))
     lines = [line for line in lines if not line.startswith(prefixes)]
     if lines:
-        warnings.warn(
+        warn_user(
             f"{saved.path} is resumed in a different environment, which can change its states from "
-            f"now on: {'; '.join(lines)}",
-            stacklevel=find_stacklevel(),
+            f"now on: {'; '.join(lines)}"
         )
     return conduct(settings, the_searcher, previous=Previous(saved, owner, request, lines))
 
 
 def searcher_of(
-    saved: SavedRun,
-    settings: Settings,
-    request: ResumeRequest,
-    searcher: Searcher | None,
+    saved: SavedRun, settings: Settings, request: ResumeRequest, searcher: Searcher | None
 ) -> Searcher:
     """Return the searcher as the run left it; raise InputError if it cannot be used so."""
     description = saved.meta["searcher_class"]
@@ -320,7 +304,6 @@ MAY_DIFFER = {
 
 def settings_of(
     saved: SavedRun,
-    *,
     build: Callable[..., Any] | None,
     data: Any,
     validation: Any,

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cerebro.api.search import search
-from cerebro.arguments import check_whole_number, find_stacklevel
-from cerebro.data import Dataset
+from cerebro.arguments import check_whole_number, warn_user
 from cerebro.errors import CorruptDataError, InputError, shorten_tracebacks
 from cerebro.executors.local import LocalExecutor
 from cerebro.machine import environment
@@ -25,7 +24,6 @@ from cerebro.machine.devices import (
     name_in_worker,
     read_devices,
 )
-from cerebro.machine.files import path_of
 from cerebro.machine.guard import refuse
 from cerebro.report.format import count_noun
 from cerebro.results.result import Result, open_run
@@ -173,15 +171,10 @@ def replay(
     record = _record_of(result, trial)
     asked = check_whole_number("epochs", epochs, 1, optional=True)
     devices = choose_resume_devices(read_devices(result.settings))
-    if data is not None and not isinstance(data, Dataset):
-        data = Dataset(path_of("data", data))
     with tempfile.TemporaryDirectory(prefix="cerebro-replay-") as folder:
-        train = result.saved.view("data", data)
         context = result.saved.context(
             build,
-            train=train,
-            folds=result.saved.folds_of(train),
-            validation=result.saved.view("validation", data),
+            **result.saved.open_views(data),
             folders=messages.RunFolders(folder, folder, folder),
             verify=False,
             device=name_in_worker(devices),
@@ -191,9 +184,7 @@ def replay(
             now = retraining.environment(record.config)
             differences = list_known_differences(result, context, now)
             for text in differences:
-                warnings.warn(
-                    f"{result.path} was trained differently: {text}", stacklevel=find_stacklevel()
-                )
+                warn_user(f"{result.path} was trained differently: {text}")
             parts = [part for part in record.folds if part.epochs] or [record]
             replays = [_train_line(retraining, result, part, asked, differences) for part in parts]
     outcome = replays[0] if not record.folds else _combine_folds(record, replays)

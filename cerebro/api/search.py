@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -30,7 +29,7 @@ from cerebro.arguments import (
     check_real_number,
     check_whole_number,
     explain_keywords,
-    find_stacklevel,
+    warn_user,
     worker_count,
 )
 from cerebro.coordinator.conduct import conduct, make_run_context
@@ -41,12 +40,10 @@ from cerebro.data.stats import check_shards
 from cerebro.data.validation import UnfitDataError, make_validation
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
-from cerebro.executors.local import LocalExecutor
 from cerebro.executors.process import warm_workers
 from cerebro.machine.devices import (
     CPU,
     are_gpus,
-    assign_devices,
     choose_resume_devices,
     describe_mixed_kinds,
     name_devices,
@@ -384,10 +381,7 @@ def run_search(
     config = make_recordable(first.config)[0]  # a value that cannot be stored fails only its trial
     settings.batches.size_of(config)  # a wrong one in a later trial fails only that trial
     if not settings.validates:
-        warnings.warn(
-            "no validation data: trials are ranked by training metrics (give validation=)",
-            stacklevel=find_stacklevel(),
-        )
+        warn_user("no validation data: trials are ranked by training metrics (give validation=)")
     if cpu_workers is not None and is_for_cpu(settings, config):
         settings = replace(settings, devices=(CPU,), workers=cpu_workers)
     _warn_if_mixed(settings.devices)
@@ -401,17 +395,15 @@ def run_search(
 
 def _warn_if_mixed(devices: Sequence[str]) -> None:
     if (text := describe_mixed_kinds(devices)) is not None:
-        warnings.warn(text, stacklevel=find_stacklevel())
+        warn_user(text)
 
 
 def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:
     """Return whether a model, built in a worker that stays warm, never computes on a GPU."""
     if not are_gpus(settings.devices) or settings.workers == 0:
         return False
-    seats = assign_devices(settings.devices, 1)
-    executor = LocalExecutor(1, settings.exactness.threads, seats=seats)
     with tempfile.TemporaryDirectory(prefix="cerebro-check-") as folder:
         folders = RunFolders(folder, folder, folder)
         context = replace(make_run_context(settings), folders=folders)
-        event = ask_worker(executor, context, CheckTask(config, build_only=True))
+        event = ask_worker(context, settings.devices[0], CheckTask(config, build_only=True))
     return isinstance(event, CheckDone) and event.model.cpu_only

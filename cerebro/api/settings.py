@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ from cerebro.arguments import (
     KERAS_CALLBACKS,
     check_real_number,
     check_whole_number,
-    find_stacklevel,
+    warn_user,
 )
 from cerebro.data import Dataset
 from cerebro.errors import InputError, one_line
@@ -170,10 +169,9 @@ def choose_worker_count(workers: Any, executor: Any) -> Any:
         cure = "leave workers= out"
         if count > 0:
             cure += f", or give the number to the executor, as in Executor(workers={count})"
-        warnings.warn(
+        warn_user(
             f"workers={count} is not used, because executor= has the workers, and starts {starts}: "
-            f"{cure}",
-            stacklevel=find_stacklevel(),
+            f"{cure}"
         )
     return number
 

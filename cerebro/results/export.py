@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import cerebro._core as _core
-from cerebro.arguments import find_stacklevel
+from cerebro.arguments import warn_user
 from cerebro.data import Dataset
 from cerebro.errors import InputError, text_of
 from cerebro.machine import environment, generators
@@ -128,17 +128,14 @@ def _write_safetensors(kept: Kept, target: Path) -> None:
 
 
 def _net_file(packed: Any, net: Mapping[str, Any]) -> bytes:
-    """Return the network's tensors of a packed state as a safetensors file, by their own names.
-
-    The bytes are copied, which needs no framework and keeps types that NumPy lacks.
-    """
+    """Return the network's tensors of a packed state as a safetensors file, by their own names."""
     others = [name for name, value in net.items() if not hasattr(value, "shape")]
     if others:
         raise InputError(
             f"format 'safetensors' holds only tensors, and the network's state_dict has "
             f"{', '.join(others)}: use format='torch'"
         )
-    view = memoryview(packed)
+    view = memoryview(packed)  # copying bytes needs no framework and keeps types that NumPy lacks
     start = 8 + int.from_bytes(view[:8], "little")
     entries = {
         name.removeprefix(_NET).replace("~1", "/").replace("~0", "~"): entry
@@ -364,10 +361,7 @@ weights = safetensors.numpy.load_file(FOLDER / "weights.safetensors")
 
 
 def save(
-    folder: str | os.PathLike[str],
-    about: Mapping[str, Any],
-    build: Callable[..., Any],
-    kept: Kept,
+    folder: str | os.PathLike[str], about: Mapping[str, Any], build: Callable[..., Any], kept: Kept
 ) -> Path:
     """Save a model; see `cerebro.Trial.save`."""
     target = path_of("folder", folder)
@@ -417,10 +411,9 @@ def _write_program(model: Any, data: Dataset, folder: Path) -> tuple[str, list[s
                     net, inputs.args, inputs.kwargs or None, dynamic_shapes=inputs.shapes
                 )
         except Exception as error:  # PyTorch and the network raise many kinds of exceptions
-            warnings.warn(
+            warn_user(
                 f"PyTorch cannot export the {type(net).__name__} ({cause_of(error)}): the folder "
-                "has only its weights, for the network that build.py makes",
-                stacklevel=find_stacklevel(),
+                "has only its weights, for the network that build.py makes"
             )
             return LOAD_WEIGHTS, inputs.columns
         torch.export.save(program, folder / "model.pt2")

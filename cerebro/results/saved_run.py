@@ -127,9 +127,7 @@ class SavedRun:
         return record.best_epoch(self.metric, self.mode)
 
     def read_some(self, numbers: Sequence[int]) -> list[TrialRecord]:
-        """Return the trials with these numbers, in this order; with folds, the configurations."""
-        if self._records is not None:
-            return [self.configurations[number] for number in numbers]
+        """Read the trials with these numbers, in this order, in a run without folds."""
         with self._store() as connection:
             return self._mark_interrupted(read_trials(connection, numbers))
 
@@ -420,7 +418,6 @@ class SavedRun:
         return {} if train is None else train.columns
 
     def folds(self) -> Folds | None:
-        """Return the run's folds; None if the run has none."""
         if self._folds is None and self.meta["folds"] is not None:
             self._folds = self.folds_of(self.dataset("data"))
         return self._folds
@@ -430,12 +427,18 @@ class SavedRun:
         described = self.meta["folds"]
         return None if described is None or data is None else Folds.from_json(data, described)
 
-    def view(self, name: str, moved: Dataset | None) -> Dataset | None:
-        """Return the run's data, read from `moved` if given.
+    def open_views(self, moved: Any) -> dict[str, Any]:
+        """Open the data of a `RunContext`, from a dataset or path if it has moved, else None.
 
         Only the run's rows are used: `moved` may be the whole dataset from which `search` split off
         validation data.
         """
+        if moved is not None and not isinstance(moved, Dataset):
+            moved = Dataset(path_of("data", moved))
+        train, validation = self.view("data", moved), self.view("validation", moved)
+        return {"train": train, "validation": validation, "folds": self.folds_of(train)}
+
+    def view(self, name: str, moved: Dataset | None) -> Dataset | None:
         spec = self.meta[name]
         if spec is None:
             return None

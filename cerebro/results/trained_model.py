@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from cerebro.arguments import find_stacklevel
+from cerebro.arguments import warn_user
 from cerebro.data import Dataset
 from cerebro.data.batches import make_loader
 from cerebro.data.dtypes import Array
@@ -23,7 +22,6 @@ from cerebro.data.validation import find_unfit_columns
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import generators
 from cerebro.machine.devices import CPU, choose_resume_devices, read_devices, use_device
-from cerebro.machine.files import path_of
 from cerebro.machine.libraries import present_settings, settings_of_run
 from cerebro.model import column_names, read_columns, stored_column
 from cerebro.results.export import Kept
@@ -66,15 +64,7 @@ class TrainedModel:
                     "command line: --data PATH)"
                 ) from error
             return saved.context(build)
-        if not isinstance(data, Dataset):
-            data = Dataset(path_of("data", data))
-        train = saved.view("data", data)
-        return saved.context(
-            build,
-            train=train,
-            folds=saved.folds_of(train),
-            validation=saved.view("validation", data),
-        )
+        return saved.context(build, **saved.open_views(data))
 
     def load(
         self, epoch: EpochRecord, build: Build, device: str = CPU, context: RunContext | None = None
@@ -116,20 +106,15 @@ class TrainedModel:
         return live
 
     @contextlib.contextmanager
-    def keep(
-        self, epoch: EpochRecord, build: Build, data: Any, context: RunContext | None = None
-    ) -> Iterator[Kept]:
-        """Give the kept state of an epoch; its model is built when it is needed, in its settings.
-
-        `context` is that of `build` and `data`, if the caller has it.
-        """
+    def keep(self, epoch: EpochRecord, find_context: Callable[[], RunContext]) -> Iterator[Kept]:
+        """Give an epoch's kept state, whose model is built when it is needed, in its settings."""
         with contextlib.ExitStack() as settings:
 
             def load() -> tuple[Any, Dataset]:
-                used = context or self.context(build, data)
-                live = self.load(epoch, build, CPU, used)
+                context = find_context()
+                live = self.load(epoch, None, CPU, context)
                 settings.enter_context(settings_of_run(live.libraries))
-                return live.model, used.views(self._record.number)[0]
+                return live.model, context.views(self._record.number)[0]
 
             yield Kept(lambda: self._saved.read_state(self._record.number, epoch), load)
 
@@ -151,7 +136,7 @@ class TrainedModel:
                 columns, unfit = models.find_fitting_columns(live.model, train, target, what)
                 options["columns"] = columns
                 if text := models.describe_left_out(unfit, target):
-                    warnings.warn(f"{what}: {text}", stacklevel=find_stacklevel())
+                    warn_user(f"{what}: {text}")
             loader = models.make_batches(
                 live.model,
                 target,
@@ -211,10 +196,7 @@ class TrainedModel:
             return _predict(live.model, data, self._batches.size_of(self._config), unfit)
 
     def _find_unfit_columns(self, model: Any, data: Dataset, what: str) -> dict[str, str]:
-        """Return messages about columns that the model might misread.
-
-        Raises InputError if the model names such a column among its inputs.
-        """
+        """Return why the model might misread columns; raise InputError if its inputs name one."""
         train = self._saved.training_data()
         if train is None:
             return {}
@@ -257,7 +239,7 @@ def _predict(model: Any, data: Any, batch_size: int, unfit: Mapping[str, str]) -
         columns=[name for name in data.columns if name not in unfit] if unfit else None,
     )
     if text := models.describe_left_out(unfit, data):
-        warnings.warn(f"predict: {text}", stacklevel=find_stacklevel())
+        warn_user(f"predict: {text}")
     with contextlib.closing(loader), models.explain_unfit_errors(unfit):
         loader.begin(mix_in_order(data), 0)
         parts = [model.predict_batch(batch) for batch in loader]

@@ -385,7 +385,8 @@ class Trial:
         """
         from cerebro.results.export import export
 
-        with self._model.keep(self._epoch_record(epoch), build, data) as kept:
+        record, model = self._epoch_record(epoch), self._model
+        with model.keep(record, lambda: model.context(build, data)) as kept:
             return export(path, format, kept)
 
     @shorten_tracebacks
@@ -442,8 +443,7 @@ class Trial:
             "config": self.config,
             "metrics": dict(record.metrics),
         }
-
-        with self._model.keep(record, build, data, context) as kept:
+        with self._model.keep(record, lambda: context) as kept:
             return save(folder, about, context.build, kept)
 
     def _select_epoch(self) -> EpochRecord | None:
