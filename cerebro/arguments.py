@@ -351,10 +351,7 @@ def _explain_keyword(called: str, wrong: str, words: Words, known: list[str]) ->
 
 
 def read_switch(variable: str, *, default: bool) -> bool:
-    """Return whether an environment variable is 1, and not 0; `default` if it is not set.
-
-    Raises InputError if it has another value.
-    """
+    """Return whether a variable is 1, not 0, or `default` if it is not set; or raise InputError."""
     value = os.environ.get(variable, str(int(default)))
     if value not in ("0", "1"):
         raise InputError(f"the variable {variable} is {value!r}: set it to 0 or 1")
