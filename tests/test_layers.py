@@ -101,7 +101,7 @@ OPTIONAL = {
     "IPython": set(),
     "scipy": set(),
     "jinja2": set(),
-    "rich": set(),
+    "rich": {"report.table"},
     "lightning": set(),
     "skorch": set(),
     "torchmetrics": set(),

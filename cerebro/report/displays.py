@@ -12,7 +12,6 @@ from typing import Any, ParamSpec, TextIO, TypeVar
 from cerebro.errors import InputError, explain_interrupt
 from cerebro.report import format as fmt
 from cerebro.report.progress import Lines, Progress, Silent, is_terminal
-from cerebro.report.table import Table
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,7 +44,11 @@ def make_progress(
     if kind == "auto":
         terminal = is_terminal(out) and os.environ.get("TERM") != "dumb"
         kind = "table" if terminal else "lines"
-    return Table(out) if kind == "table" else Lines(out)
+    if kind == "lines":
+        return Lines(out)
+    from cerebro.report.table import Table
+
+    return Table(out)
 
 
 def in_notebook() -> bool:

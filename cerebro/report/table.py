@@ -22,7 +22,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from cerebro.errors import escape_unprintable
 from cerebro.report import format as fmt
@@ -39,10 +44,6 @@ from cerebro.report.progress import (
     is_terminal,
 )
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.text import Text
-
 DRAW_SECONDS = 0.2
 CONFIG_WIDTH = 40  # the largest width of the configuration column
 MIN_CONFIG_WIDTH = 12
@@ -51,7 +52,6 @@ MAX_HEADING = 12
 
 COLOURS = {
     "running": "cyan",
-    "waiting": "default",
     **dict.fromkeys(("paused", "stopped", "interrupted"), "yellow"),
     "finished": "green",
     **dict.fromkeys(("diverged", "failed"), "red"),
@@ -62,8 +62,6 @@ class Table(Progress):
     """Redraws one table in place, at most five times a second; tests pass their own clock."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        from rich.console import Console
-
         self._stream = stream
         # Rich lays out the lines for the terminal's encoding; only the region writes to it.
         captured = io.TextIOWrapper(io.BytesIO(), getattr(stream, "encoding", None) or "utf-8")
@@ -78,8 +76,6 @@ class Table(Progress):
         self._before: Any = None  # the earlier handler of the signal for a resized window
 
     def phase(self, what: str) -> None:
-        from rich.text import Text
-
         self._phases.append(f" {what} ...")
 
         def phases() -> Text:
@@ -136,9 +132,6 @@ class Table(Progress):
 
     def _redraw(self) -> None:
         """Draw the last picture again, for the current size of the window."""
-        from rich.cells import cell_len
-        from rich.text import Text
-
         if self._is_drawing or self._picture is None or self._region.is_broken:
             return  # drawing: a signal arrived meanwhile
         self._is_drawing = True
@@ -148,7 +141,7 @@ class Table(Progress):
                 self._console.print(self._picture(), overflow="crop", no_wrap=True, crop=True)
             height = max(1, self._console.size.height - 1)
             lines = captured.get().split("\n")[:-1][-height:]  # the last are the most informative
-            widths = [cell_len(Text.from_ansi(line).plain) for line in lines]
+            widths = [Text.from_ansi(line).cell_len for line in lines]
             self._region.draw(lines, widths)
         finally:
             self._is_drawing = False
@@ -192,9 +185,6 @@ def make_picture(snapshot: Snapshot, console: Console, state: str = "") -> Rende
     It shows as many trials as fit in the window, up to `MAX_ROWS`. `state` says how the run ended
     early; it is empty if it did not.
     """
-    from rich.console import Group
-    from rich.text import Text
-
     shown = choose_rows(snapshot, min(MAX_ROWS, max(1, console.size.height - 7)))
     hidden = snapshot.count_trials(shown)
     parts: list[RenderableType] = [_make_table(snapshot, shown, console.width)] if shown else []
@@ -227,15 +217,11 @@ class _Column:
 
     @property
     def width(self) -> int:
-        from rich.cells import cell_len
-
-        return max(cell_len(self.heading), *(cell.cell_len for cell in self.cells))
+        return max(fmt.width(self.heading), *(cell.cell_len for cell in self.cells))
 
 
 def _make_columns(snapshot: Snapshot, rows: Sequence[TrialRow]) -> list[_Column]:
     """Return the columns: the metrics of the last epoch, then those of the best epoch."""
-    from rich.text import Text
-
     ranked_by = snapshot.metric
     numbers = [Text(f"{'★ ' if row.number == snapshot.best else ''}{row.number}") for row in rows]
     states = [Text(row.status, style=COLOURS.get(row.status, "default")) for row in rows]
@@ -276,17 +262,12 @@ def _fit_columns(columns: Sequence[_Column], width: int) -> tuple[list[_Column],
 
 def _format_settings(row: TrialRow, width: int) -> Text:
     """Write a configuration in one line of `width` terminal columns."""
-    from rich.text import Text
-
     text = Text(" ".join(escape_unprintable(fmt.settings(row.config, width)).split()), style="dim")
     text.truncate(width, overflow="ellipsis")
     return text
 
 
 def _make_table(snapshot: Snapshot, rows: Sequence[TrialRow], width: int) -> RenderableType:
-    from rich import box
-    from rich.table import Table as RichTable
-
     columns, room = _fit_columns(_make_columns(snapshot, rows), width)
     if room - GAP >= MIN_CONFIG_WIDTH:
         room = min(CONFIG_WIDTH, room - GAP)
@@ -311,8 +292,6 @@ def _make_table(snapshot: Snapshot, rows: Sequence[TrialRow], width: int) -> Ren
 
 def _status_line(snapshot: Snapshot, width: int, state: str) -> RenderableType:
     """Return the progress bar and as many of the most important figures as fit."""
-    from rich.text import Text
-
     length = max(6, min(30, width - 70))
     done = snapshot.share_done
     full = round(length * min(max(done or 0.0, 0.0), 1.0))
@@ -340,20 +319,15 @@ def _status_line(snapshot: Snapshot, width: int, state: str) -> RenderableType:
 UP, CLEAR_LINE_END, CLEAR_DOWN = "\x1b[{}A", "\x1b[K", "\x1b[J"
 
 
-class Region:
+class Region(Output):
     """Draws lines in place on a terminal; `columns` returns its current width."""
 
     def __init__(self, stream: TextIO, columns: Callable[[], int]) -> None:
-        self._stream = stream
-        self._output = Output(stream, "replace")  # each character keeps its place
+        super().__init__(stream, "replace")  # each character keeps its place
         self._columns = columns
         self._lines: Sequence[str] = ()
         self._widths: Sequence[int] = ()
         self._replaced: dict[str, tuple[Any, Printed]] = {}
-
-    @property
-    def is_broken(self) -> bool:
-        return self._output.is_broken
 
     def open(self) -> None:
         """Show printed output above the lines, if they are written to standard output."""
@@ -368,13 +342,13 @@ class Region:
     def draw(self, lines: Sequence[str], widths: Sequence[int]) -> None:
         """Replace the lines, which may contain escape sequences; `widths` are their columns."""
         text = "".join(f"{line}{CLEAR_LINE_END}\n" for line in lines)
-        self._output.write(f"{self._move_to_top()}{text}{CLEAR_DOWN}")
+        self.write(f"{self._move_to_top()}{text}{CLEAR_DOWN}")
         self._lines, self._widths = lines, widths
 
     def print_above(self, text: str) -> None:
         """Write text that ends with a newline above the lines."""
         again = "".join(f"{line}{CLEAR_LINE_END}\n" for line in self._lines)
-        self._output.write(f"{self._move_to_top()}{CLEAR_DOWN}{text}{again}")
+        self.write(f"{self._move_to_top()}{CLEAR_DOWN}{text}{again}")
 
     def close(self) -> None:
         """Leave the lines on the screen; later text is written below them."""
