@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from cerebro.errors import text_of
 from cerebro.report import format as fmt
@@ -23,12 +23,6 @@ MAX_ROWS = 12
 # The statuses of live trials.
 LIVE = ("running", "waiting", "paused")
 FAILED = ("failed", "diverged")
-
-
-class FinishedEpoch(Protocol):
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """The epoch's metrics: ``train_*`` and ``val_*``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +45,8 @@ class TrialRow:
     None before the first epoch, or if the last epoch represents the trial.
     """
     last: Mapping[str, float] = field(default_factory=dict)  # metrics of the last epoch
-    history: Sequence[FinishedEpoch] = ()  # during training, it grows after the snapshot
+    history: Sequence[Any] = ()
+    """Its finished epochs, which have `metrics`; during training, it grows after the snapshot."""
 
 
 @dataclass(frozen=True)
@@ -186,15 +181,10 @@ class Lines(Progress):
         self._write(f"started with {count_workers(snapshot.workers)}{where}")
 
     def update(self, snapshot: Snapshot) -> None:
-        columns: list[str] | None = None
         for row in snapshot.trials:
             before = self._reported.get(row.number)
             if row.epoch > (0 if before is None else before.epoch):
-                if columns is None:
-                    columns = fmt.metric_columns(
-                        (t.metrics for t in snapshot.trials), snapshot.metric
-                    )
-                self._write(self._epoch_line(snapshot, row, columns))
+                self._write(_epoch_line(snapshot, row))
             is_new = before is None or row.status != before.status
             if is_new and row.status in (*FAILED, "stopped"):
                 cause = f": {row.error}" if row.error else ""
@@ -210,22 +200,6 @@ class Lines(Progress):
     def finished(self, snapshot: Snapshot, result: Any) -> None:
         self.update(snapshot)
         self._write(describe_end(snapshot))
-
-    def _epoch_line(self, snapshot: Snapshot, row: TrialRow, columns: Sequence[str]) -> str:
-        values = "".join(
-            f"  {fmt.heading(name)} {fmt.metric(fmt.metric_value(row.last or row.metrics, name))}"
-            for name in columns
-        )
-        if row.best_at not in (None, row.epoch):
-            best = fmt.metric(fmt.metric_value(row.metrics, snapshot.metric))
-            name = fmt.heading(snapshot.metric)
-            values += f"  best {name} {best} after {fmt.count_noun(row.best_at or 0, 'epoch')}"
-        rate = f"  {row.rows_per_second:,.0f} rows/s" if row.rows_per_second else ""
-        progress = f"{fmt.percent(snapshot.share_done):>4}"
-        return (
-            f"{', '.join(filter(None, [progress, snapshot.time_left]))}: trial {row.number} epoch "
-            f"{row.epoch}/{row.epochs}{values}{rate}{_best_of_others(snapshot, row)}"
-        )
 
     def _write(self, line: str) -> None:
         self._output.write(f"{line}\n")
@@ -256,6 +230,24 @@ def choose_rows(snapshot: Snapshot, max_rows: int = MAX_ROWS) -> list[TrialRow]:
     rows = sorted(snapshot.trials, key=key)[:max_rows]
     over = all(row.status not in LIVE for row in snapshot.trials)
     return sorted(rows, key=lambda row: (rank(row), row.number) if over else (0.0, row.number))
+
+
+def _epoch_line(snapshot: Snapshot, row: TrialRow) -> str:
+    columns = fmt.metric_columns((t.metrics for t in snapshot.trials), snapshot.metric)
+    values = "".join(
+        f"  {fmt.heading(name)} {fmt.metric(fmt.metric_value(row.last or row.metrics, name))}"
+        for name in columns
+    )
+    if row.best_at not in (None, row.epoch):
+        best = fmt.metric(fmt.metric_value(row.metrics, snapshot.metric))
+        name = fmt.heading(snapshot.metric)
+        values += f"  best {name} {best} after {fmt.count_noun(row.best_at or 0, 'epoch')}"
+    rate = f"  {row.rows_per_second:,.0f} rows/s" if row.rows_per_second else ""
+    progress = f"{fmt.percent(snapshot.share_done):>4}"
+    return (
+        f"{', '.join(filter(None, [progress, snapshot.time_left]))}: trial {row.number} epoch "
+        f"{row.epoch}/{row.epochs}{values}{rate}{_best_of_others(snapshot, row)}"
+    )
 
 
 def _best_of_others(snapshot: Snapshot, row: TrialRow) -> str:
