@@ -53,9 +53,8 @@ def draw_gantt(result: Any, metric: str, trials: Sequence[Any], look: Look) -> F
     ]
     for row, of_worker in enumerate(rows):
         _draw_bars(axes, _bars(of_worker, row, end), colours, look)
-    _draw_cuts(axes, rows, end, look)
-    for row, of_worker in enumerate(rows):
         _number_bars(axes, of_worker, row, end, look)
+    _draw_cuts(axes, rows, end, look)
     _mark_retries(axes, rows, look)
     _finish_gantt(axes, units, workers, end, look)
     _gantt_legend(figure, colours, look)
@@ -81,9 +80,9 @@ def _bars(units: Sequence[Mapping[str, Any]], row: int, end: float) -> list[_Bar
     """Return one worker's bars; those too narrow to see are joined, and look like the longest."""
     gap = TOUCHING_SHARE * end
     joined: list[list[_Bar]] = []
-    for first, last in _find_stretches(units, ("trial", "kind"), gap):
-        unit = units[first]
-        bar = _Bar(row, unit["start"], units[last]["end"], unit["trial"], unit["kind"])
+    for stretch in _find_stretches(units, ("trial", "kind"), gap):
+        first, last = stretch[0], stretch[-1]
+        bar = _Bar(row, first["start"], last["end"], first["trial"], first["kind"])
         before = joined[-1] if joined else []
         width = max(bar.seconds, before[-1].stop - before[0].start) if before else bar.seconds
         if before and width < PIXEL_SHARE * end and bar.start - before[-1].stop <= gap:
@@ -133,18 +132,15 @@ def _draw_cuts(
 
 def _find_stretches(
     units: Sequence[Mapping[str, Any]], keys: Sequence[str], gap: float
-) -> list[tuple[int, int]]:
+) -> list[list[Mapping[str, Any]]]:
     """Find series of units (by start) that agree in `keys`, with gaps up to `gap` seconds."""
-    stretches = []
-    first = 0
-    for i in range(1, len(units) + 1):
-        if i < len(units):
-            before, after = units[i - 1], units[i]
-            alike = all(before[key] == after[key] for key in keys)
-            if alike and after["start"] - before["end"] <= gap:
-                continue
-        stretches.append((first, i - 1))
-        first = i
+    stretches = [[units[0]]]
+    for before, after in itertools.pairwise(units):
+        alike = all(before[key] == after[key] for key in keys)
+        if alike and after["start"] - before["end"] <= gap:
+            stretches[-1].append(after)
+        else:
+            stretches.append([after])
     return stretches
 
 
@@ -164,13 +160,13 @@ def _number_bars(
     axes: Axes, units: Sequence[Mapping[str, Any]], row: int, end: float, look: Look
 ) -> None:
     """Write a trial's number once on each wide stretch of its units on one worker."""
-    for first, last in _find_stretches(units, ("trial",), gap=LABEL_SHARE * end):
-        begin, stop = units[first]["start"], units[last]["end"]
+    for stretch in _find_stretches(units, ("trial",), gap=LABEL_SHARE * end):
+        begin, stop = stretch[0]["start"], stretch[-1]["end"]
         if stop - begin >= LABEL_SHARE * end:
             axes.text(
                 (begin + stop) / 2,
                 row,
-                str(units[first]["trial"]),
+                str(stretch[0]["trial"]),
                 ha="center",
                 va="center",
                 fontsize=7.5,
@@ -208,10 +204,8 @@ def _finish_gantt(
 def _gantt_legend(figure: Figure, colours: Mapping[int, Colour], look: Look) -> None:
     from matplotlib.patches import Patch
 
-    handles: list[Patch] = []
-    if len(colours) <= MAX_NAMED:
-        handles = [Patch(facecolor=c, label=f"trial {n}") for n, c in colours.items()]
-    gray = Patch(facecolor=look.dim, edgecolor=look.page, linewidth=0, hatch=HATCH)
-    gray.set_label("validation")
-    handles.append(gray)
+    named = colours if len(colours) <= MAX_NAMED else {}
+    handles = [Patch(facecolor=c, label=f"trial {n}") for n, c in named.items()]
+    hatched: dict[str, Any] = {"edgecolor": look.page, "linewidth": 0, "hatch": HATCH}
+    handles.append(Patch(facecolor=look.dim, label="validation", **hatched))
     write_legend(look, figure, handles, 10, handlelength=1.2, columnspacing=1.4)

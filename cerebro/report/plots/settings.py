@@ -12,7 +12,7 @@ import numpy as np
 from cerebro.errors import InputError
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
-from cerebro.report.format import ABSENT, Range
+from cerebro.report.format import ABSENT, Range, is_number
 from cerebro.report.plots.curves import (
     axis_label,
     find_selected_point,
@@ -68,10 +68,6 @@ def _ranges_of(result: Any) -> Mapping[str, Range]:
     return ranges
 
 
-def _are_numbers(values: Sequence[Any]) -> bool:
-    return all(isinstance(v, (int, float, np.number)) and not isinstance(v, bool) for v in values)
-
-
 def _is_log(numbers: Any, known: Range | None = None) -> bool:
     """Return whether a dimension's axis is logarithmic: if the space is, else by its numbers."""
     if not numbers.min() > 0:
@@ -101,7 +97,7 @@ def _position_values(
 ) -> tuple[list[float], list[tuple[float, str]]]:
     """Place one dimension's values on 0..1, absent ones below; return positions and ticks."""
     present = [v for v in values if v is not ABSENT]
-    if _are_numbers(present):
+    if all(map(is_number, present)):
         numbers = np.asarray(present, dtype=float)
         scale = np.log if _is_log(numbers, known) else np.asarray
         low, high = float(scale(numbers.min())), float(scale(numbers.max()))
@@ -181,7 +177,6 @@ def draw_parallel(result: Any, metric: str, trials: Sequence[Any], look: Look) -
 
 
 def _draw_scale(axes: Axes, x: int, ticks: Sequence[tuple[float, str]], look: Look) -> None:
-    """Draw one dimension's axis, with its values beside it."""
     axes.axvline(x, color=look.faint, linewidth=1.0, zorder=1)
     for place, label in ticks:
         axes.text(
@@ -198,8 +193,7 @@ def _draw_scale(axes: Axes, x: int, ticks: Sequence[tuple[float, str]], look: Lo
 
 # --- what mattered -------------------------------------------------------------
 
-TRIALS_PER_DIMENSION = 10
-"""The fewest trials per dimension that show the importance of dimensions."""
+TRIALS_PER_DIMENSION = 10  # the fewest that show the importance of dimensions
 _DRAWS = 1000
 
 
@@ -208,11 +202,9 @@ class Importance:
     """The share of a metric's variance that one dimension alone explains, and its uncertainty."""
 
     share: float
-    low: float
-    """The range from `low` to `high` contains the share with a probability of 90%."""
+    low: float  # with a probability of 90%, the share is from `low` to `high`
     high: float
-    by_chance: float
-    """The average share of a dimension that has no influence."""
+    by_chance: float  # the average share of a dimension that has no influence
 
 
 def explained_variance(values: Sequence[Any], metric: Any) -> Importance | None:
@@ -252,7 +244,7 @@ def _shares(weights: Any, numbers: Any, belongs: Any) -> Any:
 
 def _group_values(values: Sequence[Any]) -> list[str]:
     numbers = [v for v in values if v is not ABSENT and v is not None]
-    if not _are_numbers(numbers) or len(set(numbers)) <= 4:
+    if not all(map(is_number, numbers)) or len(set(numbers)) <= 4:
         return [repr(v) for v in values]
     edges = np.quantile(np.asarray(numbers, dtype=float), [0.25, 0.5, 0.75])
     return [
@@ -326,8 +318,7 @@ class _Style:
 
     text: str
     marker: str
-    face: str
-    """The color inside; ``"none"`` for a hollow mark."""
+    face: str  # the color inside; "none" for a hollow mark
     edge: str
     size: float
     linewidth: float
@@ -411,7 +402,7 @@ def _draw_panel(
     look: Look,
 ) -> None:
     numbers = list(own.values())
-    numeric = _are_numbers(numbers)
+    numeric = all(map(is_number, numbers))
     distinct = sorted(set(numbers)) if numeric else _list_categories(numbers, known)
     if not numeric or (known.options and len(distinct) <= MAX_LISTED):
         identity = float if numeric else repr
