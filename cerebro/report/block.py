@@ -34,15 +34,9 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 
 DRAW_SECONDS = 0.5
-
-MAX_CAUSES = 8
-"""The most distinct causes of failures that are shown."""
-
-MAX_SETTINGS = 8
-"""The number of settings that get a separate column; the others share one."""
-
-MAX_TEXT = 60
-"""The largest length of a setting's text, in characters."""
+MAX_CAUSES = 8  # distinct causes of failures
+MAX_SETTINGS = 8  # settings with a separate column; the others share one
+MAX_TEXT = 60  # of a setting, in characters
 
 CURVE_POINTS = 60
 CURVE_WIDTH, CURVE_HEIGHT, CURVE_MARGIN = 96, 20, 3  # pixels
@@ -222,12 +216,18 @@ def draw_curve(
     finite = [(i, v) for i, v in enumerate(values) if fmt.is_finite(v)]
     if not finite:
         return ""
+    right, bottom = CURVE_WIDTH - CURVE_MARGIN, CURVE_HEIGHT - CURVE_MARGIN
+
+    def locate(epoch: int, value: float) -> tuple[float, float]:  # from the upper left corner
+        share = 0.5 if high <= low else (min(max(value, low), high) - low) / (high - low)
+        x = CURVE_MARGIN + (right - CURVE_MARGIN) * epoch / max(1, epochs - 1)
+        return x, bottom - (bottom - CURVE_MARGIN) * share
+
     step = -(-len(finite) // CURVE_POINTS)
     drawn = finite[::step] if finite[::step][-1] == finite[-1] else [*finite[::step], finite[-1]]
-    points = [_locate_point(i, v, epochs, low, high) for i, v in drawn]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    line = " ".join("{:.1f},{:.1f}".format(*locate(i, v)) for i, v in drawn)
     marked = [p for p in finite if p[0] + 1 == best_at] or finite[-1:]
-    x, y = _locate_point(*marked[0], epochs, low, high)
+    x, y = locate(*marked[0])
     return (
         f'<svg width="{CURVE_WIDTH}" height="{CURVE_HEIGHT}" '
         f'viewBox="0 0 {CURVE_WIDTH} {CURVE_HEIGHT}" role="img" '
@@ -236,16 +236,6 @@ def draw_curve(
         f'stroke-linejoin="round" opacity=".8"/>'
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.2" fill="{BLUE}"/></svg>'
     )
-
-
-def _locate_point(
-    epoch: int, value: float, epochs: int, low: float, high: float
-) -> tuple[float, float]:
-    """Return the position of a value in pixels, measured from the upper left corner."""
-    right, bottom = CURVE_WIDTH - CURVE_MARGIN, CURVE_HEIGHT - CURVE_MARGIN
-    share = 0.5 if high <= low else (min(max(value, low), high) - low) / (high - low)
-    x = CURVE_MARGIN + (right - CURVE_MARGIN) * epoch / max(1, epochs - 1)
-    return x, bottom - (bottom - CURVE_MARGIN) * share
 
 
 # --- results -----------------------------------------------------------------

@@ -18,19 +18,12 @@ from cerebro.report import format as fmt
 from cerebro.report import noise
 from cerebro.report.format import Range, is_number
 
-LAST_EPOCHS = 6
-"""The number of final epochs that show how much a metric moves from epoch to epoch."""
-
-TOP = 3
-"""The number of best trials that must agree before a range is called too narrow."""
-
-OUTER = 0.25
-"""The outer share of a range; three random values share an outer part with probability 1/32."""
-
-ROUNDING = 1e-9
-"""The largest gain that may be a rounding error, as a share of the metric."""
-
+LAST_EPOCHS = 6  # final epochs that show how much a metric moves from epoch to epoch
+TOP = 3  # best trials that must agree before a range is called too narrow
+OUTER = 0.25  # share of a range; three random values share an outer part with probability 1/32
+ROUNDING = 1e-9  # the largest gain that may be a rounding error, as a share of the metric
 MAX_NAMED = 5
+FEWEST = 4  # trials for an estimate of what more of them gain
 
 
 @dataclass(frozen=True)
@@ -46,7 +39,6 @@ class Facts:
 
 
 def facts_of(result: Any, best: Any) -> Facts:
-    """Return the facts of a result; `best` is its best trial."""
     saved = getattr(result, "saved", None)
     if saved is None:
         return Facts()
@@ -393,13 +385,9 @@ def find_separating_settings(bad: Sequence[Any], good: Sequence[Any]) -> dict[st
         return {}
     ours = [flatten(trial.config) for trial in bad]
     theirs = [flatten(trial.config) for trial in good]
-    settings = {}
-    for name in ours[0]:
-        if all(name in config for config in [*ours, *theirs]):
-            what = _describe_separation([c[name] for c in ours], [c[name] for c in theirs])
-            if what:
-                settings[name] = what
-    return settings
+    shared = [name for name in ours[0] if all(name in config for config in [*ours, *theirs])]
+    found = {n: _describe_separation([c[n] for c in ours], [c[n] for c in theirs]) for n in shared}
+    return {name: what for name, what in found.items() if what}
 
 
 def _describe_separation(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
@@ -417,10 +405,6 @@ def _describe_separation(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
     if ways[-1] / math.comb(len(ours) + len(theirs), len(ours)) > noise.LEVEL:
         return ""
     return f"= {' or '.join(sorted(mine))}"
-
-
-FEWEST = 4
-"""The fewest trials for an estimate."""
 
 
 @dataclass(frozen=True)
@@ -442,9 +426,7 @@ def expected_best(values: Sequence[float], draws: int, mode: str) -> float:
     ordered = sorted(values, reverse=mode == "min")  # the best last
     n = len(ordered)
     total, share = 0.0, draws / n  # C(n - 1, draws - 1) / C(n, draws), for the last value
-    for i in range(n, 0, -1):
-        if i < draws:
-            break
+    for i in range(n, draws - 1, -1):
         total += share * ordered[i - 1]
         if i > 1:
             share *= (i - draws) / (i - 1)  # C(i - 2, draws - 1) / C(i - 1, draws - 1)

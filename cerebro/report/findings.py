@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
-UNREAD = "unread"
-"""The kind of the event that no trial has read a hyperparameter."""
-
-WORTH = 0.6
-"""The share of an ordinary step's time below which replayed steps are offered."""
+UNREAD = "unread"  # the kind of the event that no trial has read a hyperparameter
+WORTH = 0.6  # share of an ordinary step's time; replayed steps are offered if they take less
 
 
 def offer_graph(gain: tuple[float, float] | None) -> str:

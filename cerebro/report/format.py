@@ -10,8 +10,7 @@ from typing import Any, TypeGuard
 from cerebro.machine.mappings import flatten
 
 PREFIXES = ("val_", "train_")
-BEST_AT = "best at"
-"""The heading of the column with the number of epochs after which a trial was best."""
+BEST_AT = "best at"  # heads the column with the number of epochs after which a trial was best
 
 
 def number(value: Any, digits: int = 4) -> str:
@@ -156,10 +155,8 @@ def cut_end(text: str, width: int) -> str:
 
 def short_name(name: str) -> str:
     """Return a metric's name without ``val_`` or ``train_``."""
-    for prefix in PREFIXES:
-        if name.startswith(prefix):
-            return name[len(prefix) :]
-    return name
+    prefix = next(filter(name.startswith, PREFIXES), "")
+    return name.removeprefix(prefix)
 
 
 def metric_value(metrics: Mapping[str, float], name: str) -> float | None:
@@ -192,9 +189,7 @@ def mean_metric(metrics: Mapping[str, float], name: str) -> str:
 def drop_spreads(names: Iterable[str]) -> list[str]:
     """Omit standard deviations: ``loss_std`` beside ``loss``."""
     distinct = dict.fromkeys(names)
-    return [
-        name for name in distinct if name.removesuffix("_std") == name or name[:-4] not in distinct
-    ]
+    return [n for n in distinct if not (n.endswith("_std") and n[:-4] in distinct)]
 
 
 def full_names(names: Iterable[str]) -> list[str]:

@@ -11,8 +11,7 @@ import re
 from collections.abc import Sequence
 from statistics import NormalDist, fmean, stdev
 
-LEVEL = 0.05
-"""The probability that a test calls equal trials different."""
+LEVEL = 0.05  # the probability that a test calls equal trials different
 
 _SHARE_NAMES = re.compile(
     r"(.*_)?(acc|accuracy|error_rate|zero_one_loss|top_?\d+|hit_rate|em|exact_match)"

@@ -23,13 +23,11 @@ from cerebro.report.block import TEMPLATES, draw_curves, fill_template, row_of
 from cerebro.report.conclusions import conclude
 from cerebro.report.findings import UNREAD
 
-MAX_ROWS = 2000
-"""The most trials in the table, best first; a browser sorts this many at once."""
+MAX_ROWS = 2000  # trials in the table, best first; a browser sorts this many at once
 MAX_SETTINGS = 40
 MAX_CAUSES = 20
 MAX_EVENTS = 50
-MAX_LINES = 20
-"""The most lines shown of a log or a traceback, from its end."""
+MAX_LINES = 20  # of a log or a traceback, from its end
 MAX_LINE = 300
 MAX_CELL = 60
 DPI = 144
@@ -256,7 +254,6 @@ def _choose_metrics(result: Any, trials: Sequence[Any]) -> list[str]:
 
 
 def _group_failures(ranked: Sequence[Any]) -> dict[str, list[Any]]:
-    """Return the trials of each distinct cause."""
     causes: dict[str, list[Any]] = {}
     for trial in sorted(ranked, key=lambda trial: trial.number):
         if trial.status == "diverged":  # each trial diverged at a different batch
@@ -267,7 +264,6 @@ def _group_failures(ranked: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def _describe_failure(cause: str, trials: Sequence[Any]) -> dict[str, Any]:
-    """Describe a cause: its trials, the line of code, the traceback and the output."""
     first = trials[0]
     facts = {"trials" if trials[1:] else "trial": ", ".join(str(t.number) for t in trials)}
     place = getattr(getattr(getattr(first, "record", None), "raised", None), "place", "")

@@ -14,10 +14,8 @@ from cerebro.report.conclusions import conclude
 from cerebro.report.findings import UNREAD, offer_graph
 
 MAX_TRIALS = 20
-LEAST_SAVED = 60.0
-"""The seconds of a search's training that ``graph=True`` must save to be offered."""
-WIDTH = 100
-"""The width of wrapped lines, in characters."""
+LEAST_SAVED = 60.0  # seconds of a search's training that ``graph=True`` must save to be offered
+WIDTH = 100  # of wrapped lines, in characters
 
 
 def rank_trials(result: Any) -> list[Any]:
