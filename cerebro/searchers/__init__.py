@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cerebro.errors import InputError
 from cerebro.machine.imports import import_lazily
@@ -84,5 +84,4 @@ def make_searcher(searcher: str | Searcher | type[Searcher]) -> Searcher:
             f"searcher={made!r} does not declare whether it uses reports: give it an attribute "
             "adaptive, True or False"
         )
-    result: Searcher = made
-    return result
+    return cast(Searcher, made)

@@ -323,8 +323,7 @@ def expected_trials(searcher: Searcher, n_trials: int | None) -> int | None:
 class AdaptiveSearcher(SpaceSearcher):
     """A searcher whose decisions depend on reports; its new configurations are random."""
 
-    _most: float = math.inf
-    """How many trials, without clones, the searcher begins if it chooses the number itself."""
+    _most: float = math.inf  # trials, without clones, that it begins if it chooses the number
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
         """Decide how a trial proceeds; a metric that is not finite ends it and counts as worst."""

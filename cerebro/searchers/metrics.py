@@ -183,8 +183,7 @@ class MedianStopping(AdaptiveSearcher):
     def _prepare(self) -> None:
         self._best: dict[int, float] = {}
         self._sums: dict[int, float] = {}
-        self._averages: list[list[float]] = []
-        """By epoch: the averages of all trials so far, sorted."""
+        self._averages: list[list[float]] = []  # by epoch: of all trials so far, sorted
 
     def suggest(self) -> Suggested:
         """Return a new trial, which trains to the end unless it is stopped."""

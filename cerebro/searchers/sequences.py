@@ -15,11 +15,8 @@ from cerebro.machine.imports import import_extra
 from cerebro.searchers.base import DONE, Decision, SpaceSearcher, Suggested, Suggestion
 from cerebro.space import Node, json_value
 
-REDRAWS = 32
-"""How often to draw for a trial before taking an unused configuration from the grid."""
-
-MAX_DIMENSIONS = 21_201
-"""The largest number of dimensions for which SciPy has direction numbers."""
+REDRAWS = 32  # draws for a trial, before it gets an unused configuration from the grid
+MAX_DIMENSIONS = 21_201  # SciPy has direction numbers for so many
 
 
 class SequenceSearcher(SpaceSearcher):
