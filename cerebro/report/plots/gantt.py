@@ -47,15 +47,15 @@ def draw_gantt(result: Any, metric: str, trials: Sequence[Any], look: Look) -> F
     drawn = sorted({unit["trial"] for unit in units})
     colours = dict(zip(drawn, trial_colours(len(drawn)), strict=True))
     figure, axes = figure_of(look, 10.5, 1.7 + 0.62 * len(workers) + 0.22 * (len(drawn) // 10))
-    rows = [
-        sorted((u for u in units if u["worker"] == worker), key=lambda u: u["start"])
-        for worker in workers
-    ]
-    for row, of_worker in enumerate(rows):
+    for row, worker in enumerate(workers):
+        of_worker = sorted((u for u in units if u["worker"] == worker), key=lambda u: u["start"])
         _draw_bars(axes, _bars(of_worker, row, end), colours, look)
+        _draw_cuts(axes, of_worker, row, end, look)
         _number_bars(axes, of_worker, row, end, look)
-    _draw_cuts(axes, rows, end, look)
-    _mark_retries(axes, rows, look)
+        retried = [unit["start"] for unit in of_worker if unit["attempt"] > 0]
+        if retried:
+            above = [row - 0.46] * len(retried)
+            axes.plot(retried, above, "v", color=look.accent, markersize=5, clip_on=False)
     _finish_gantt(axes, units, workers, end, look)
     _gantt_legend(figure, colours, look)
     return figure
@@ -110,24 +110,17 @@ def _draw_bars(axes: Axes, bars: Sequence[_Bar], colours: Mapping[int, Colour], 
 
 
 def _draw_cuts(
-    axes: Axes, rows: Sequence[Sequence[Mapping[str, Any]]], end: float, look: Look
+    axes: Axes, units: Sequence[Mapping[str, Any]], row: int, end: float, look: Look
 ) -> None:
     """Draw lines between adjacent units of one trial and kind, if they are wide enough."""
     cuts = [
-        (row, after["start"])
-        for row, units in enumerate(rows)
+        after["start"]
         for before, after in itertools.pairwise(units)
         if (before["trial"], before["kind"]) == (after["trial"], after["kind"])
         and after["start"] - before["end"] <= TOUCHING_SHARE * end
         and after["end"] - before["start"] > CUT_SHARE * end
     ]
-    axes.vlines(
-        [time for _, time in cuts],
-        [row - 0.38 for row, _ in cuts],
-        [row + 0.38 for row, _ in cuts],
-        color=look.page,
-        linewidth=0.5,
-    )
+    axes.vlines(cuts, row - 0.38, row + 0.38, color=look.page, linewidth=0.5)
 
 
 def _find_stretches(
@@ -142,18 +135,6 @@ def _find_stretches(
         else:
             stretches.append([after])
     return stretches
-
-
-def _mark_retries(axes: Axes, rows: Sequence[Sequence[Mapping[str, Any]]], look: Look) -> None:
-    marks = [
-        (unit["start"], row - 0.46)
-        for row, units in enumerate(rows)
-        for unit in units
-        if unit["attempt"] > 0
-    ]
-    if marks:
-        x, y = zip(*marks, strict=True)
-        axes.plot(x, y, "v", color=look.accent, markersize=5, clip_on=False)
 
 
 def _number_bars(

@@ -64,8 +64,7 @@ def _list_values(configs: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
 def _ranges_of(result: Any) -> Mapping[str, Range]:
     """Return the range of each setting in the space; empty if the space was not recorded."""
     saved = getattr(result, "saved", None)
-    ranges: Mapping[str, Range] = {} if saved is None else saved.ranges()
-    return ranges
+    return {} if saved is None else saved.ranges()
 
 
 def _is_log(numbers: Any, known: Range | None = None) -> bool:
@@ -139,31 +138,21 @@ def draw_parallel(result: Any, metric: str, trials: Sequence[Any], look: Look) -
     columns.append(_position_values(values.tolist()))
     figure, axes = figure_of(look, max(6.0, 1.7 * len(columns)), 4.6)
     axes.grid(False)
-    heights = np.asarray(columns[-1][0])
-    goodness = heights if mode_of(result, metric) == "max" else 1.0 - heights
+    heights = np.asarray([places for places, _ in columns]).T  # a row for each trial
+    goodness = heights[:, -1] if mode_of(result, metric) == "max" else 1.0 - heights[:, -1]
     dull, bright = look.shades
     shades = colormaps["viridis"](dull + (bright - dull) * goodness)
     x = np.arange(len(columns))
     # Draw all lines at once: a thousand separate lines would take long.
-    lines = [
-        list(zip(x, heights_of, strict=True))
-        for heights_of in zip(*(p for p, _ in columns), strict=True)
-    ]
+    lines = np.dstack(np.broadcast_arrays(x, heights))
     axes.add_collection(
         LineCollection(lines[:0:-1], colors=shades[:0:-1], linewidths=1.2, alpha=0.75, zorder=2)
     )
-    points = np.asarray(lines[1:]).reshape(-1, 2)
+    points = lines[1:].reshape(-1, 2)
     axes.scatter(
         points[:, 0], points[:, 1], s=8, c=np.repeat(shades[1:], len(columns), axis=0), zorder=2
     )
-    axes.plot(
-        *zip(*lines[0], strict=True),
-        color=look.accent,
-        linewidth=2.6,
-        marker="o",
-        markersize=3,
-        zorder=3,
-    )
+    axes.plot(x, heights[0], color=look.accent, linewidth=2.6, marker="o", markersize=3, zorder=3)
     for i, (_, ticks) in enumerate(columns):
         _draw_scale(axes, i, ticks, look)
     axes.set_xticks(x, [wrap(name, 20, 3) for name in (*names, fmt.short_name(metric))])
