@@ -20,8 +20,7 @@ from cerebro.errors import text_of
 from cerebro.report import format as fmt
 
 MAX_ROWS = 12
-# The statuses of live trials.
-LIVE = ("running", "waiting", "paused")
+LIVE = ("running", "waiting", "paused")  # the statuses of live trials
 FAILED = ("failed", "diverged")
 
 

@@ -172,8 +172,7 @@ def window_size(stream: TextIO) -> tuple[int, int]:
         columns, rows = os.get_terminal_size(stream.fileno())
         if columns > 0 and rows > 0:
             return columns, rows
-    size = shutil.get_terminal_size()
-    return size.columns, size.lines
+    return shutil.get_terminal_size()
 
 
 # --- the picture ---------------------------------------------------------------

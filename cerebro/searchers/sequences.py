@@ -92,8 +92,7 @@ class RandomSearch(SequenceSearcher):
         super()._prepare()
         self._is_finite = self._space.is_finite
         self._used: set[str] = set()
-        # For a finite space: configurations after the points.
-        self._drawn: list[dict[str, Any]] = []
+        self._drawn: list[dict[str, Any]] = []  # after the points, if the space is finite
         self._all: dict[str, dict[str, Any]] | None = None  # every configuration, once it is needed
 
     def _config(self, trial: int) -> dict[str, Any]:

@@ -286,12 +286,10 @@ def _from_optuna(value: Any, name: str) -> Dimension:
     kind = type(value).__name__
     if kind == "CategoricalDistribution":
         return Choice(list(value.choices))
+    if kind == "FloatDistribution" and value.log:
+        return LogUniform(value.low, value.high)
     if kind == "FloatDistribution":
-        return (
-            LogUniform(value.low, value.high)
-            if value.log
-            else Uniform(value.low, value.high, value.step)
-        )
+        return Uniform(value.low, value.high, value.step)
     if kind == "IntDistribution":
         return Integer(value.low, value.high, value.step, value.log)
     raise _refusal(name, f"optuna's {kind}", "use FloatDistribution or IntDistribution")
@@ -312,8 +310,5 @@ def _from_scipy(value: Any, name: str) -> Dimension:
         return Normal(loc, scale)
     if kind == "randint":
         return Integer(arguments["low"] + loc, arguments["high"] + loc - 1)
-    raise _refusal(
-        name,
-        f"scipy.stats.{kind}" + (f" with loc={loc}" if loc != 0 else ""),
-        "use uniform, loguniform, norm or randint",
-    )
+    what = f"scipy.stats.{kind}" + (f" with loc={loc}" if loc != 0 else "")
+    raise _refusal(name, what, "use uniform, loguniform, norm or randint")

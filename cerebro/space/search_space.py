@@ -30,8 +30,7 @@ from cerebro.space.dimensions import (
 )
 from cerebro.space.foreign import Derived, Grid, Quantized, Unsettled, settle_values, translate
 
-# A grid with more configurations than this is probably a mistake.
-GRID_LIMIT = 100_000
+GRID_LIMIT = 100_000  # a grid with more configurations is probably a mistake
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,7 @@ class Node:
     path: Path
     dimension: Dimension
     conditions: tuple[Condition, ...]
-    # A mapping, not a value: created empty and filled by the nodes below it.
-    nest: bool = False
+    nest: bool = False  # a mapping, not a value: created empty, filled by the nodes below it
 
     def applies(self, config: Mapping[str, Any]) -> bool:
         """Return whether this node sets a value in `config`, in which all earlier nodes are set."""
