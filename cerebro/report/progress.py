@@ -14,6 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TextIO
 
 from cerebro.errors import text_of
@@ -70,6 +71,10 @@ class Snapshot:
     path: str = ""
     paused: bool = False  # no unit begins until the run is continued
     more: Mapping[str, int] = field(default_factory=dict)  # trials without a row, by status
+
+    @cached_property
+    def metric_columns(self) -> list[str]:
+        return fmt.metric_columns((row.metrics for row in self.trials), self.metric)
 
     @property
     def best_row(self) -> TrialRow | None:
@@ -232,10 +237,9 @@ def choose_rows(snapshot: Snapshot, max_rows: int = MAX_ROWS) -> list[TrialRow]:
 
 
 def _epoch_line(snapshot: Snapshot, row: TrialRow) -> str:
-    columns = fmt.metric_columns((t.metrics for t in snapshot.trials), snapshot.metric)
     values = "".join(
         f"  {fmt.heading(name)} {fmt.metric(fmt.metric_value(row.last or row.metrics, name))}"
-        for name in columns
+        for name in snapshot.metric_columns
     )
     if row.best_at not in (None, row.epoch):
         best = fmt.metric(fmt.metric_value(row.metrics, snapshot.metric))

@@ -229,7 +229,7 @@ def _make_columns(snapshot: Snapshot, rows: Sequence[TrialRow]) -> list[_Column]
         _Column("state", states, 4, left=True),
         _Column("epoch", [Text(f"{row.epoch}/{row.epochs}") for row in rows], 2),
     ]
-    names = fmt.metric_columns((row.metrics for row in snapshot.trials), ranked_by)
+    names = snapshot.metric_columns
     key = next((name for name in names if fmt.short_name(name) == fmt.short_name(ranked_by)), None)
     key = f"val_{ranked_by}" if f"val_{ranked_by}" in names else key
     ranks = {"val_loss": 6, "train_loss": 7}
