@@ -148,10 +148,8 @@ def draw_parallel(result: Any, metric: str, trials: Sequence[Any], look: Look) -
     axes.add_collection(
         LineCollection(lines[:0:-1], colors=shades[:0:-1], linewidths=1.2, alpha=0.75, zorder=2)
     )
-    points = lines[1:].reshape(-1, 2)
-    axes.scatter(
-        points[:, 0], points[:, 1], s=8, c=np.repeat(shades[1:], len(columns), axis=0), zorder=2
-    )
+    points = lines[1:].reshape(-1, 2).T
+    axes.scatter(*points, s=8, c=np.repeat(shades[1:], len(columns), axis=0), zorder=2)
     axes.plot(x, heights[0], color=look.accent, linewidth=2.6, marker="o", markersize=3, zorder=3)
     for i, (_, ticks) in enumerate(columns):
         _draw_scale(axes, i, ticks, look)
@@ -450,15 +448,13 @@ def _draw_dots(
     """Draw trials of one style at once; those without a finite metric on the lower edge."""
     marks: dict[str, Any] = {
         "marker": style.marker,
+        "facecolor": style.face,
         "s": style.size,
         "linewidth": style.linewidth,
         "zorder": style.zorder,
-        **(
-            {"color": style.edge}
-            if style.marker == "x"
-            else {"facecolor": style.face, "edgecolor": style.edge}
-        ),
     }
+    if style.marker != "x":  # a cross has no edge
+        marks["edgecolor"] = style.edge
     valued = [n for n in trials if math.isfinite(values[n])]
     others = [n for n in trials if not math.isfinite(values[n])]
     if valued:
@@ -482,9 +478,8 @@ def _mark_medians(
         metrics = [values[n] for n, place in columns.items() if place == column]
         metrics = [value for value in metrics if math.isfinite(value)]
         if len(metrics) > 2:
-            axes.hlines(
-                float(np.median(metrics)), column - 0.3, column + 0.3, color=look.dim, linewidth=1.2
-            )
+            median = float(np.median(metrics))
+            axes.hlines(median, column - 0.3, column + 0.3, color=look.dim, linewidth=1.2)
 
 
 def _explain_marks(figure: Figure, groups: Mapping[str, Sequence[int]], look: Look) -> None:
