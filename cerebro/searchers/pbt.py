@@ -90,11 +90,9 @@ class PBT(AdaptiveSearcher):
         self._factors = down, up
 
     def _prepare(self) -> None:
-        self._size = self._population
-        if self._limit < math.inf:
-            self._size = int(self._limit)
-            if self._size < 2:
-                raise InputError("PBT compares trials: give n_trials=2 or more")
+        self._size = self._population if self._limit == math.inf else int(self._limit)
+        if self._size < 2:
+            raise InputError("PBT compares trials: give n_trials=2 or more")
         self._most = self._size
         names = list(self._space.dimensions)
         for name in self._mutate or ():

@@ -167,10 +167,8 @@ class Unsettled:
         except Missing:
             raise
         except Exception as error:
-            kind = type(error).__name__
-            raise InputError(
-                f"{name}: {self.dimension!r} failed: {kind}: {text_of(error)}"
-            ) from error
+            cause = f"{type(error).__name__}: {text_of(error)}"
+            raise InputError(f"{name}: {self.dimension!r} failed: {cause}") from error
         return json_value(value, name)
 
 
