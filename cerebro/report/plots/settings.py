@@ -144,12 +144,13 @@ def draw_parallel(result: Any, metric: str, trials: Sequence[Any], look: Look) -
     shades = colormaps["viridis"](dull + (bright - dull) * goodness)
     x = np.arange(len(columns))
     # Draw all lines at once: a thousand separate lines would take long.
-    lines = np.dstack(np.broadcast_arrays(x, heights))
+    lines: Any = np.dstack(np.broadcast_arrays(x, heights))
     axes.add_collection(
         LineCollection(lines[:0:-1], colors=shades[:0:-1], linewidths=1.2, alpha=0.75, zorder=2)
     )
     points = lines[1:].reshape(-1, 2).T
-    axes.scatter(*points, s=8, c=np.repeat(shades[1:], len(columns), axis=0), zorder=2)
+    colors = np.repeat(shades[1:], len(columns), axis=0)
+    axes.scatter(points[0], points[1], s=8, c=colors, zorder=2)
     axes.plot(x, heights[0], color=look.accent, linewidth=2.6, marker="o", markersize=3, zorder=3)
     for i, (_, ticks) in enumerate(columns):
         _draw_scale(axes, i, ticks, look)
