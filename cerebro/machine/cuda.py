@@ -24,16 +24,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
+import cerebro._core as _core
 from cerebro.errors import CorruptDataError, DeviceError, InputError, one_line
 from cerebro.machine.durable import replace_file
 from cerebro.machine.environment import package_version, version
 from cerebro.machine.files import read_bytes
 from cerebro.machine.imports import PACKAGE
-
-if TYPE_CHECKING:
-    import cerebro._core as _core
 
 OVERRIDE = "CEREBRO_CUDART"
 """The environment variable with the path of the CUDA runtime to use."""
@@ -100,8 +98,6 @@ def open_runtime() -> dict[str, Any]:
     The last two are numbers such as 12080 for 12.8. Raises DeviceError if there is no driver, or no
     runtime that it can run; the message says what to install.
     """
-    import cerebro._core as _core
-
     path = os.environ.get(OVERRIDE) or None
     return _core.cuda_open(list_folders(), prefer=find_preferred_version(), path=path)
 
@@ -112,8 +108,6 @@ def describe_devices() -> list[dict[str, Any]]:
     Each has ``name``, ``uuid``, ``capability`` (such as ``(9, 0)``), ``multiprocessors``,
     ``memory`` (bytes) and ``mps``. Raises DeviceError if there is no GPU, or CUDA cannot be used.
     """
-    import cerebro._core as _core
-
     open_runtime()
     return _core.cuda_devices()
 
@@ -123,8 +117,6 @@ def find_cudnn() -> dict[str, Any] | None:
 
     Raises DeviceError if cuDNN exists but cannot be loaded.
     """
-    import cerebro._core as _core
-
     return _core.cudnn_find(list_folders())
 
 
@@ -144,8 +136,6 @@ def open_device(name: str) -> _core.Device:
     There is one object per name; see `share_pool` for its memory. Raises DeviceError if CUDA cannot
     be used here, InputError if the device does not exist.
     """
-    import cerebro._core as _core
-
     if name != "cpu":
         open_runtime()
     try:
@@ -195,16 +185,12 @@ def describe_opened() -> dict[str, Any] | None:
 
 
 def start_torch() -> bool:
-    """Initialize PyTorch's CUDA; return whether PyTorch supports CUDA.
-
-    Before the initialization, PyTorch's operations fail on tensors that it received through its C
-    table.
-    """
+    """Initialize PyTorch's CUDA; return whether PyTorch supports CUDA."""
     import torch
 
     if not torch.cuda.is_available():
         return False
-    torch.cuda.init()
+    torch.cuda.init()  # before it, operations fail on tensors received through PyTorch's C table
     return True
 
 
@@ -271,8 +257,6 @@ def find_problem(name: str, *, anew: bool = False) -> str:
 
 def _identify_gpu(name: str) -> dict[str, Any]:
     """Return the key of a stored result: this GPU, and all software that computes on it."""
-    import cerebro._core as _core
-
     runtime, devices = open_runtime(), describe_devices()
     index = int(name.partition(":")[2])
     if index >= len(devices):
