@@ -23,14 +23,8 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from cerebro.errors import InputError
-from cerebro.machine.imports import PACKAGE, is_installed, loaded
-from cerebro.machine.program import (
-    Program,
-    digest_of,
-    note_import,
-    note_source,
-    remember_modules,
-)
+from cerebro.machine.imports import OWN_PREFIX, ask_finders, is_installed, loaded
+from cerebro.machine.program import Program, digest_of, note_import, note_source, remember_modules
 
 VARIABLE = "CEREBRO_IN_WORKER"
 """A variable set in the environment of workers, and so of every process that they start."""
@@ -39,8 +33,6 @@ CURE = 'put it under `if __name__ == "__main__":`'
 
 BUILD = ("build",)
 """The names that a module must have if it is only imported by another module."""
-
-_OWN = str(PACKAGE) + os.sep
 
 
 class Stopped(BaseException):
@@ -184,7 +176,7 @@ def make_stoppable(spec: ModuleSpec | None, source: bytes | None = None) -> Modu
 def _find_statement() -> FrameType:
     """Return the module-level statement that led to the call; in a thread, the call itself."""
     frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(2))]
-    outside = [f for f in frames if not f.f_code.co_filename.startswith((_OWN, "<frozen "))]
+    outside = [f for f in frames if not f.f_code.co_filename.startswith((OWN_PREFIX, "<frozen "))]
     statements = [frame for frame in outside if frame.f_code.co_name == "<module>"]
     return [*statements, *outside, *frames][0]
 
@@ -255,23 +247,14 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        spec = self._find(name, path, target)
+        later = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        spec = ask_finders(later, name, path, target)
         source = None
         if _program is not None and (_in_worker or (_here.found and _here.found[-1].is_trial)):
             spec, source = _program.source_of(name, path, spec)
         elif name not in sys.modules or target is not None:  # an import, not only a question
             note_import(spec)
         return make_stoppable(spec, source) if _findings or _in_worker else spec
-
-    def _find(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> ModuleSpec | None:
-        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
-            find = getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = None if find is None else find(name, path, target)
-            if spec is not None:
-                return spec
-        return None
 
 
 # Never removed: an import in another thread must find all finders with which it began.

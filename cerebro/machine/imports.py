@@ -23,8 +23,8 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,7 +34,8 @@ from cerebro.errors import InputError
 PACKAGE = Path(__file__).parent.parent
 """The folder of Cerebro itself: files in it are not the user's."""
 
-_OWN = str(PACKAGE) + os.sep
+OWN_PREFIX = str(PACKAGE) + os.sep
+"""How the paths of these files begin."""
 
 _INSTALLED = tuple(
     os.path.join(sysconfig.get_path(name), "")  # noqa: PTH118
@@ -72,21 +73,32 @@ loaded: dict[str, str] = {}
 def list_unfindable_modules() -> list[str]:
     """Return the user's modules that a worker would not find, or would find in another file."""
     names = []
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or is_installed(file) or name in PROGRAMS:
-            continue
+    for name, file in find_uninstalled(list(sys.modules)):
         # A package's modules are where the package is.
-        is_top = "." not in name and getattr(module, "__name__", None) == name
-        if is_top and not file.startswith(_OWN) and not _is_found(name, file):
+        is_top = "." not in name and getattr(sys.modules.get(name), "__name__", None) == name
+        if is_top and not file.startswith(OWN_PREFIX) and not _is_found(name, file):
             names.append(name)
     return names
 
 
+def find_uninstalled(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the imported modules, and their files, that are neither installed nor a program."""
+    for name in names:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if isinstance(file, str) and not is_installed(file) and name not in PROGRAMS:
+            yield name, file
+
+
+def ask_finders(finders: Iterable[Any], name: str, *context: Any) -> ModuleSpec | None:
+    """Return how the first of these finders that knows a module would import it."""
+    finds = [finder.find_spec for finder in finders if hasattr(finder, "find_spec")]
+    specs = (find(name, *context) for find in finds)
+    return next((spec for spec in specs if spec is not None), None)
+
+
 def _is_found(name: str, file: str) -> bool:
     """Return whether an import of a module would find this file."""
-    finds = [finder.find_spec for finder in sys.meta_path if hasattr(finder, "find_spec")]
-    spec = next(filter(None, (find(name, None) for find in finds)), None)
+    spec = ask_finders(sys.meta_path, name, None)
     if spec is None or spec.origin is None:
         return spec is not None
     return os.path.realpath(spec.origin) == os.path.realpath(file)
@@ -136,21 +148,18 @@ def find_raising_line(
     return a library's line if there is no line of the user's code.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    outside = [frame for frame in frames if not frame.filename.startswith(_OWN)]
+    outside = [frame for frame in frames if not frame.filename.startswith(OWN_PREFIX)]
     users = [frame for frame in outside if not is_library(frame.filename)]
     candidates = users or (outside if libraries else [])
     return candidates[-1] if candidates else None
 
 
 def find_calling_line() -> str:
-    """Return the line of the user's code that called the caller, as ``path:line``.
-
-    Return an empty string if there is no user code between the caller and Cerebro's next frame.
-    """
+    """Return the user's line that called the caller, as ``path:line``; empty if Cerebro did."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OWN):
+    while frame is not None and frame.f_code.co_filename.startswith(OWN_PREFIX):
         frame = frame.f_back
-    while frame is not None and not (file := frame.f_code.co_filename).startswith(_OWN):
+    while frame is not None and not (file := frame.f_code.co_filename).startswith(OWN_PREFIX):
         if not is_library(file):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
@@ -163,6 +172,10 @@ def is_library(file: str) -> bool:
     return bool(packaged) or is_installed(file) or file.startswith(_GENERATED)
 
 
+def is_users(file: str) -> bool:
+    return not (file.startswith(OWN_PREFIX) or is_library(file))
+
+
 def note_imported(times: Sources, since: str | None = None) -> None:
     """Add the modules that are imported by now to `times`.
 
@@ -172,11 +185,7 @@ def note_imported(times: Sources, since: str | None = None) -> None:
     page.
     """
     names = list(sys.modules) if since is None else _list_imported_since(since)
-    for name in names:
-        module = sys.modules.get(name)
-        file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or is_installed(file) or name in PROGRAMS:
-            continue
+    for name, file in find_uninstalled(names):
         if (name, file) not in times:
             times[name, file] = loaded.get(file) or _changed_at(file)
 
@@ -247,7 +256,7 @@ def _describe_hidden(error: BaseException) -> str:
             spec = importlib.util.find_spec(name)
         file = spec.origin if spec is not None and spec.has_location else None
         is_cause = file in ran or f"'{name}'" in text or getattr(error, "name", None) == name
-        if file is not None and is_cause and not is_library(file) and not file.startswith(_OWN):
+        if file is not None and is_cause and is_users(file):
             return _describe_shadow(file, name)
     return ""
 
@@ -330,15 +339,14 @@ def refuse_uncompiled() -> None:
 
     A core that exists but does not load raises its own error.
     """
-    folder = Path(__file__).parents[1]
-    if any((folder / f"_core{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+    if any((PACKAGE / f"_core{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
         return
-    others = sorted(file.name for file in folder.glob("_core.*") if file.suffix in (".so", ".pyd"))
-    text = f"{folder} has no compiled core for this Python {sys.version_info[0]}."
+    others = sorted(file.name for file in PACKAGE.glob("_core.*") if file.suffix in (".so", ".pyd"))
+    text = f"{PACKAGE} has no compiled core for this Python {sys.version_info[0]}."
     text += f"{sys.version_info[1]}"
     if others:
         text += f" (there is {', '.join(others)})"
-    root = folder.parent
+    root = PACKAGE.parent
     if (root / "setup.py").exists() and (root / "csrc").is_dir():
         text += f": build it with `{sys.executable} -m pip install -e {root}`"
     else:

@@ -28,14 +28,12 @@ from types import FunctionType
 from typing import Any
 
 from cerebro.errors import CorruptDataError
-from cerebro.machine.imports import PACKAGE, PROGRAMS, is_installed, is_library
+from cerebro.machine.imports import OWN_PREFIX, PACKAGE, find_uninstalled, is_library, is_users
 
 MOST_FILES = 500
 MOST_BYTES = 4 << 20
 MOST_ENTRIES = 20_000
 """How much of one folder of ``sys.path`` is read, or looked at, for modules not imported yet."""
-
-_OWN = str(PACKAGE) + os.sep
 
 _imported: dict[str, bytes] = {}
 """By file: the source of this process's modules when they were imported."""
@@ -121,7 +119,7 @@ def note_import(spec: ModuleSpec | None) -> None:
     """Remember the source of a module of the user that is about to be imported or reloaded."""
     if spec is not None and type(spec.loader) is SourceFileLoader:
         file = _absolute(spec.loader.path)
-        if _is_users(file):
+        if is_users(file):
             _imported.pop(file, None)
             _remember(file)
             linecache.cache.pop(file, None)
@@ -181,15 +179,11 @@ def digest_of(source: bytes) -> str:
 
 def _modules() -> Iterator[tuple[str, str]]:
     """Yield the names and files of the user's modules whose source is known."""
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if name in PROGRAMS or not isinstance(file, str) or not file.endswith(".py"):
-            continue
-        if file.startswith(_OWN) or is_installed(file):
-            continue
-        file = _absolute(file)
-        if _is_users(file) and _remember(file):
-            yield name, file
+    for name, listed in find_uninstalled(list(sys.modules)):
+        if listed.endswith(".py") and not listed.startswith(OWN_PREFIX):
+            file = _absolute(listed)
+            if is_users(file) and _remember(file):
+                yield name, file
 
 
 def _remember(file: str) -> bool:
@@ -254,10 +248,6 @@ def _read_sources(root: str, sources: dict[str, bytes], seen: set[tuple[int, int
             elif entry.name not in ("__pycache__", "node_modules") and entry.is_dir():
                 folders.append(entry.path)
     return True
-
-
-def _is_users(file: str) -> bool:
-    return not (file.startswith(_OWN) or is_library(file))
 
 
 def _read_content(file: str) -> bytes | None:
