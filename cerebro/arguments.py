@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from cerebro.errors import InputError, shorten_tracebacks
-from cerebro.machine.devices import CPU, MAX_WORKERS, count_workers
-from cerebro.machine.imports import PACKAGE
+from cerebro.machine.devices import CPU, MAX_WORKERS, are_gpus
+from cerebro.machine.imports import OWN_PREFIX
+from cerebro.machine.resources import usable_cores
 
 MAX_INT32 = 2**31 - 1
 
@@ -64,26 +65,6 @@ def check_whole_number(
     raise InputError(f"{name} must be a whole number {bounds}, not {_show_value(value)}")
 
 
-@overload
-def check_real_number(
-    name: str,
-    value: Any,
-    *,
-    above: float | None = ...,
-    least: float | None = ...,
-    below: float | None = ...,
-    most: float | None = ...,
-    finite: bool = ...,
-    optional: Literal[False] = ...,
-) -> float: ...
-
-
-@overload
-def check_real_number(
-    name: str, value: Any, *, above: float | None = ..., optional: Literal[True]
-) -> float | None: ...
-
-
 def check_real_number(
     name: str,
     value: Any,
@@ -93,16 +74,12 @@ def check_real_number(
     below: float | None = None,
     most: float | None = None,
     finite: bool = False,
-    optional: bool = False,
-) -> float | None:
+) -> float:
     """Return an argument as a float; raise InputError if it is not a number or is out of bounds.
 
     Everything that `float` accepts is a number, except bools. `above` and `below` are exclusive
-    bounds, `least` and `most` inclusive ones. `finite` rejects infinity and NaN. With `optional`,
-    None gives None.
+    bounds, `least` and `most` inclusive ones. `finite` rejects infinity and NaN.
     """
-    if value is None and optional:
-        return None
     try:
         number = float(value)
         wrong = isinstance(value, bool) or (finite and math.isnan(number))
@@ -122,6 +99,11 @@ def check_real_number(
     raise InputError(f"{name} must be {allowed}, not {_show_value(value)}")
 
 
+def check_optional_real(name: str, value: Any, *, above: float) -> float | None:
+    """Return an argument as `check_real_number` does, but None for None."""
+    return None if value is None else check_real_number(name, value, above=above)
+
+
 def check_one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
     """Raise InputError unless an argument has one of the allowed values."""
     if not any(value is a or (type(value) is type(a) and value == a) for a in allowed):
@@ -136,7 +118,17 @@ def worker_count(
     per_device = check_whole_number(
         "workers_per_device", workers_per_device, 1, MAX_WORKERS, optional=True
     )
-    return count_workers(devices, count, per_device, threads)
+    if not are_gpus(devices):
+        return max(1, usable_cores() // threads) if count is None else count
+    by_device = len(devices) * (per_device or 1)
+    if count is None:
+        return by_device
+    if per_device is not None and count != by_device:
+        raise InputError(
+            f"workers={count} and workers_per_device={per_device} on {len(devices)} "
+            f"device(s), which makes {by_device}: give one of them"
+        )
+    return count
 
 
 def _show_value(value: Any) -> str:
@@ -148,8 +140,6 @@ def _show_value(value: Any) -> str:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_HERE = str(PACKAGE) + os.sep
 
 MAX_NAMES = 8
 """The most keywords that a message lists."""
@@ -318,7 +308,7 @@ def explain_keywords(
 def find_stacklevel() -> int:
     """Return the ``stacklevel`` with which a warning names the user's line, not Cerebro's."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(OWN_PREFIX):
         frame, level = frame.f_back, level + 1
     return level
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import cerebro._core as _core
 from cerebro.api.settings import devices_of, idle_advice
-from cerebro.arguments import check_real_number, check_whole_number, worker_count
+from cerebro.arguments import check_optional_real, check_whole_number, worker_count
 from cerebro.coordinator.dispatcher import evaluation_cost, make_schedule
 from cerebro.coordinator.simulated_trials import SimulatedSearch
 from cerebro.data.given_rows import is_rows, write_given_rows
@@ -177,7 +177,7 @@ threads, seed, shuffle, stagger, live_models, devices, workers_per_device
     the_threads = check_whole_number("threads", threads, 1)
     the_devices = devices_of(devices, workers_per_device, None)
     count = max(1, worker_count(workers, the_threads, the_devices, workers_per_device))
-    rows_per_second = check_real_number("rows_per_second", rows_per_second, above=0, optional=True)
+    rows_per_second = check_optional_real("rows_per_second", rows_per_second, above=0)
     the_searcher = make_searcher(searcher)
     settings = SearchSettings(
         ranking=Ranking(metric, metric_mode(metric, mode), "best"),

@@ -39,7 +39,6 @@ from cerebro.machine.devices import (
     are_gpus,
     choose_resume_devices,
     describe_device,
-    read_devices,
 )
 from cerebro.machine.files import path_of
 from cerebro.machine.guard import refuse
@@ -150,7 +149,7 @@ def resume(
         announce(progress, before["workers"] if as_before else workers)
         settings = settings_of(saved, build, data, validation, workers, callbacks, progress)
         if executor is not None:
-            kind = "auto" if are_gpus(read_devices(before)) else CPU
+            kind = "auto" if are_gpus(before["devices"]) else CPU
             the_devices = devices_of(kind, None, executor)
             settings = replace(settings, executor=check_executor(executor), devices=the_devices)
         if request.epochs is not None and request.trials is None:  # it applies to all trials
@@ -352,7 +351,7 @@ def settings_of(
         validation=open_moved_view(saved, "validation", validation, data),
         folds=saved.folds_of(train),
         workers=count,
-        devices=choose_resume_devices(read_devices(record)),
+        devices=choose_resume_devices(record["devices"]),
         executor=None,
         folder=saved.path,
         state_dir=saved.state_dir,

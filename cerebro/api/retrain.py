@@ -17,13 +17,7 @@ from cerebro.arguments import check_whole_number, warn_user
 from cerebro.errors import CorruptDataError, InputError, shorten_tracebacks
 from cerebro.executors.local import LocalExecutor
 from cerebro.machine import environment
-from cerebro.machine.devices import (
-    Device,
-    assign_devices,
-    choose_resume_devices,
-    name_in_worker,
-    read_devices,
-)
+from cerebro.machine.devices import Device, assign_devices, choose_resume_devices, name_in_worker
 from cerebro.machine.guard import refuse
 from cerebro.report.format import count_noun
 from cerebro.results.result import Result, open_run
@@ -170,7 +164,7 @@ def replay(
     result = run if isinstance(run, Result) else Result(run, build=build)
     record = _record_of(result, trial)
     asked = check_whole_number("epochs", epochs, 1, optional=True)
-    devices = choose_resume_devices(read_devices(result.settings))
+    devices = choose_resume_devices(result.settings["devices"])
     with tempfile.TemporaryDirectory(prefix="cerebro-replay-") as folder:
         context = result.saved.context(
             build,

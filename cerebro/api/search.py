@@ -26,7 +26,7 @@ from cerebro.api.settings import (
 from cerebro.arguments import (
     SEARCH,
     check_one_of,
-    check_real_number,
+    check_optional_real,
     check_whole_number,
     explain_keywords,
     warn_user,
@@ -47,7 +47,6 @@ from cerebro.machine.devices import (
     choose_resume_devices,
     describe_mixed_kinds,
     name_devices,
-    read_devices,
 )
 from cerebro.machine.guard import refuse
 from cerebro.report.displays import announce, shows_progress
@@ -283,7 +282,7 @@ def search(
         before = SavedRun(folder).settings if goes_on else None
         if before is not None and by_itself and are_gpus(the_devices):
             # The devices on which the run started.
-            the_devices = choose_resume_devices(read_devices(before))
+            the_devices = choose_resume_devices(before["devices"])
         counted = the_devices if executor is None else (CPU,)  # an executor counts its own workers
         the_workers = worker_count(workers, the_threads, counted, workers_per_device)
         eval_size = check_whole_number("eval_batch_size", eval_batch_size, 1, optional=True)
@@ -308,7 +307,7 @@ def search(
                 n_trials=check_whole_number("n_trials", n_trials, 1, optional=True),
                 max_retries=check_whole_number("max_retries", max_retries, 0),
                 unit_timeout=seconds_per_unit(unit_timeout, the_workers, executor),
-                time_limit=check_real_number("time_limit", time_limit, above=0, optional=True),
+                time_limit=check_optional_real("time_limit", time_limit, above=0),
                 live_models=check_whole_number("live_models", live_models, 1, optional=True),
             ),
             batches=Batches(

@@ -9,7 +9,7 @@ from typing import Any
 
 from cerebro.arguments import (
     KERAS_CALLBACKS,
-    check_real_number,
+    check_optional_real,
     check_whole_number,
     warn_user,
 )
@@ -131,7 +131,7 @@ def devices_of(devices: Any, workers_per_device: Any, executor: Any) -> tuple[st
 
 def seconds_per_unit(unit_timeout: Any, workers: int, executor: Any) -> float | None:
     """Return `unit_timeout`; raise InputError if no worker process can be killed on a timeout."""
-    seconds = check_real_number("unit_timeout", unit_timeout, above=0, optional=True)
+    seconds = check_optional_real("unit_timeout", unit_timeout, above=0)
     if seconds is not None and workers == 0 and executor is None:
         raise InputError(
             "unit_timeout kills the worker process of a unit that takes too long, but workers=0 "

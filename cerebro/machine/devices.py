@@ -23,7 +23,6 @@ from typing import Any
 from cerebro.errors import InputError, one_line, text_of
 from cerebro.machine.environment import is_importable
 from cerebro.machine.imports import find_whole_module
-from cerebro.machine.resources import usable_cores
 
 CPU = "cpu"
 ALL = "cuda"
@@ -141,7 +140,6 @@ def are_gpus(devices: Sequence[str]) -> bool:
 
 
 def name_in_worker(devices: Sequence[str]) -> str:
-    """Return the name that a worker uses for its own device, one of `devices`."""
     return IN_WORKER if are_gpus(devices) else CPU
 
 
@@ -243,36 +241,12 @@ def describe_mixed_kinds(devices: Sequence[str]) -> str | None:
     )
 
 
-def read_devices(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(settings["devices"])
-
-
 def choose_resume_devices(devices: Sequence[str]) -> tuple[str, ...]:
     """Return the devices on which to resume a run: the same ones, else similar ones."""
     if not are_gpus(devices):
         return (CPU,)
     names = lookup().names
     return tuple(name for name in devices if name in names) or tuple(names) or (CPU,)
-
-
-def count_workers(
-    devices: Sequence[str],
-    workers: int | None,
-    workers_per_device: int | None,
-    threads: int,
-) -> int:
-    """Return the number of workers; raise InputError if the arguments contradict each other."""
-    if not are_gpus(devices):
-        return max(1, usable_cores() // threads) if workers is None else workers
-    by_device = len(devices) * (workers_per_device or 1)
-    if workers is None:
-        return by_device
-    if workers_per_device is not None and workers != by_device:
-        raise InputError(
-            f"workers={workers} and workers_per_device={workers_per_device} on {len(devices)} "
-            f"device(s), which makes {by_device}: give one of them"
-        )
-    return workers
 
 
 def assign_devices(devices: Sequence[str], workers: int) -> list[Device | None]:

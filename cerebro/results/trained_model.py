@@ -21,7 +21,7 @@ from cerebro.data.sources.arrays import is_bunch
 from cerebro.data.validation import find_unfit_columns
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import generators
-from cerebro.machine.devices import CPU, choose_resume_devices, read_devices, use_device
+from cerebro.machine.devices import CPU, choose_resume_devices, use_device
 from cerebro.machine.libraries import present_settings, settings_of_run
 from cerebro.model import column_names, read_columns, stored_column
 from cerebro.results.export import Kept
@@ -124,7 +124,7 @@ class TrainedModel:
         """See `cerebro.Trial.evaluate`; `exact` says whether the trial's states are exact."""
         settings, number = self._saved.settings, self._record.number
         exactness = read_group(Exactness, settings)
-        device = choose_resume_devices(read_devices(settings))[0]
+        device = choose_resume_devices(settings["devices"])[0]
         with use_device(device), contextlib.ExitStack() as stack:
             live = self.load(epoch, build, device)
             target = self._saved.data_for(data, number, stack)

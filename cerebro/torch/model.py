@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import cerebro._core as _core
-from cerebro.arguments import TORCH_MODEL, check_real_number, check_whole_number, explain_keywords
+from cerebro.arguments import TORCH_MODEL, check_optional_real, check_whole_number, explain_keywords
 from cerebro.data import Dataset
 from cerebro.errors import InputError
 from cerebro.machine.devices import build_device
@@ -210,7 +210,7 @@ class Model(TorchModel):
         arguments.check_net(net)
         functions, accumulating = arguments.split_metrics(metrics)
         whole = arguments.name_epoch_metrics(epoch_metrics)
-        clip_norm = check_real_number("clip_norm", clip_norm, above=0, optional=True)
+        clip_norm = check_optional_real("clip_norm", clip_norm, above=0)
         accumulate = check_whole_number("accumulate", accumulate, 1, math.inf)
         optimizers = arguments.check_optimizers(optimizer, net, loss)
         schedulers = arguments.check_schedulers(scheduler, optimizers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cerebro.arguments import check_real_number, check_whole_number, explain_keywords, list_words
+from cerebro.arguments import check_optional_real, check_whole_number, explain_keywords, list_words
 from cerebro.integrations.lightning.model import LightningModel
 from cerebro.integrations.lightning.trainer import Options
 from cerebro.model import Columns
@@ -77,7 +77,7 @@ def from_lightning(
     """
     options = Options(
         check_whole_number("accumulate_grad_batches", accumulate_grad_batches, 1),
-        check_real_number("gradient_clip_val", gradient_clip_val, above=0, optional=True),
+        check_optional_real("gradient_clip_val", gradient_clip_val, above=0),
         gradient_clip_algorithm,
         precision,
     )

@@ -15,7 +15,7 @@ from cerebro.api.search import search
 from cerebro.arguments import (
     SEARCH,
     SHARED,
-    check_real_number,
+    check_optional_real,
     check_whole_number,
     explain_keywords,
     find_stacklevel,
@@ -145,7 +145,7 @@ def optimize(
     refuse("cerebro.optuna.optimize")
     check_whole_number("epochs", epochs, 1)
     n_trials = check_whole_number("n_trials", n_trials, 1, optional=True)
-    timeout = check_real_number("timeout", timeout, above=0, optional=True)
+    timeout = check_optional_real("timeout", timeout, above=0)
     check_study(study, metric, epochs)
     check_build(build)
     if define is not None and not callable(define):

@@ -9,13 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from cerebro import arguments
 from cerebro.api.settings import devices_of
 from cerebro.arguments import worker_count
 from cerebro.data.order import POOL, EpochOrder
 from cerebro.errors import InputError
 from cerebro.executors.seats import SeatedShards, fits_gpu_memory, place_pools, set_memory_shares
 from cerebro.machine import devices
-from cerebro.machine.devices import Device, Found, choose_devices, count_workers
+from cerebro.machine.devices import Device, Found, choose_devices
 from cerebro.worker.messages import RunContext, RunFolders, WorkerShare
 
 TWO = Found(
@@ -111,7 +112,7 @@ GPUS = ("cuda:0", "cuda:1")
     [(None, None, 2), (None, 3, 6), (5, None, 5), (1, None, 1), (0, None, 0), (4, 2, 4)],
 )
 def test_workers_of_gpus(workers, each, count):
-    assert count_workers(GPUS, workers, each, 1) == count
+    assert worker_count(workers, 1, GPUS, each) == count
 
 
 def test_workers_and_workers_per_device_must_agree():
@@ -124,7 +125,7 @@ def test_workers_and_workers_per_device_must_agree():
 
 
 def test_cpu_worker_count_ignores_workers_per_device(monkeypatch):
-    monkeypatch.setattr(devices, "usable_cores", lambda: 8)
+    monkeypatch.setattr(arguments, "usable_cores", lambda: 8)
     assert worker_count(None, 2) == 4
     assert worker_count(None, 2, ("cpu",), 3) == 4  # asked for GPUs, by a script for any machine
     assert worker_count(5, 2) == 5
