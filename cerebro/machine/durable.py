@@ -17,24 +17,18 @@ from cerebro.machine.files import LinkError, open_plain
 if sys.platform == "darwin":
     import fcntl
 
-_TRIES = 1000
-
 Path = str | os.PathLike[str]
 
 
 def sync_folder(folder: Path) -> None:
-    """Make additions to and removals from a folder durable.
-
-    Raises OSError with the folder's name. Ignores EINVAL, from file systems that cannot sync
-    folders.
-    """
+    """Make additions to and removals from a folder durable; an OSError names the folder."""
     with _explain_errors(f"cannot open folder {os.fspath(folder)}"):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with _explain_errors(f"cannot sync folder {os.fspath(folder)}"):
             _sync(fd)
     except OSError as error:
-        if error.errno != errno.EINVAL:
+        if error.errno != errno.EINVAL:  # from file systems that cannot sync folders
             raise
     finally:
         os.close(fd)
@@ -48,7 +42,9 @@ def replace_file(path: Path, data: bytes) -> None:
     the new file is then in place, but may not be durable.
     """
     path = os.fspath(path)
-    fd, temporary = _make_temporary(path)
+    temporary = f"{path}.tmp-{os.urandom(8).hex()}"  # a dead process may have left another
+    with _explain_errors(f"cannot create {temporary}"):
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with _explain_errors(f"cannot write {path}"), open(fd, "wb") as file:  # noqa: PTH123
             file.write(data)
@@ -118,20 +114,6 @@ def _open_for_sync(path: str) -> Iterator[int]:
             yield fd
         finally:
             os.close(fd)  # NFS writes here, and reports a failure only once
-
-
-def _make_temporary(path: str) -> tuple[int, str]:
-    """Open a new file beside `path`, under a name that no other thread or dead process uses."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    for number in range(_TRIES):
-        temporary = f"{path}.tmp-{os.getpid()}-{number}"
-        with _explain_errors(f"cannot create {temporary}"):
-            try:
-                return os.open(temporary, flags, 0o666), temporary
-            except FileExistsError:
-                if number == _TRIES - 1:
-                    raise
-    raise AssertionError("unreachable")
 
 
 @contextlib.contextmanager
