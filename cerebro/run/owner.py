@@ -118,8 +118,6 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 @dataclass(frozen=True)
 class Process:
-    """A process that trains a run."""
-
     pid: int
     host: str
     start: str | None = field(default=None, compare=False)
@@ -321,23 +319,28 @@ def _locked_file(folder: Path) -> int:
 
 def _take_lock(fd: int, folder: Path) -> bool:
     """Take the lock; return False if another process has it."""
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN):
-            return False
-        if error.errno in _NO_LOCKS:
-            raise _no_locks_error(folder) from error
-        raise
+    with _explain_missing_locks(folder):
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            raise
     return True
 
 
-def _no_locks_error(folder: Path) -> NoLocksError:
-    return NoLocksError(
-        f"the file system of {folder} has no locks, which a run needs: keep runs on a local disk, "
-        "copy this one there, or mount the file system with locks (Lustre: -o flock; NFS: without "
-        "nolock)"
-    )
+@contextlib.contextmanager
+def _explain_missing_locks(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        raise NoLocksError(
+            f"the file system of {folder} has no locks, which a run needs: keep runs on a local "
+            "disk, copy this one there, or mount the file system with locks (Lustre: -o flock; "
+            "NFS: without nolock)"
+        ) from error
 
 
 def _is_locked(fd: int, folder: Path) -> bool:
@@ -346,13 +349,9 @@ def _is_locked(fd: int, folder: Path) -> bool:
     layout, lock, type_at = "hhqqi", (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0), 0
     if sys.platform == "darwin":
         layout, lock, type_at = "qqihh", (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET), 3
-    try:
-        request = struct.pack(layout, *lock)
+    request = struct.pack(layout, *lock)
+    with _explain_missing_locks(folder):
         answer = struct.unpack(layout, fcntl.fcntl(fd, fcntl.F_GETLK, request))
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            raise _no_locks_error(folder) from error
-        raise
     return bool(answer[type_at] != fcntl.F_UNLCK)
 
 
@@ -362,15 +361,7 @@ def _read_process(fd: int) -> Process | None:
         fields = json.loads(os.pread(fd, 4096, 0))
         start = fields.get("start")
         process = Process(int(fields["pid"]), str(fields["host"]), start and str(start))
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ):
+    except Exception:  # the file may hold anything
         return None
     # kill() takes other numbers as groups of processes.
     return process if 0 < process.pid < 2**31 else None
