@@ -71,7 +71,9 @@ def _begin_snapshot(file: Path, access: str) -> sqlite3.Connection:
     connection = connect(file, access)
     try:
         connection.row_factory = sqlite3.Row
-        defend_connection(connection)
+        # Run no code from the file, check its pages, and write nothing to it.
+        for setting in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON"):
+            connection.execute(f"PRAGMA {setting}")
         check_version(connection, file)
         connection.execute("BEGIN")  # one snapshot of all tables
         check_tables(connection, file)
@@ -133,7 +135,9 @@ def _read_some(
         f"error, traceback, raised FROM trials WHERE {of_trials} ORDER BY number"
     ):
         fields = dict(row)
-        fields["config"] = check_config(decode(row["config"]))
+        config = fields["config"] = decode(row["config"])
+        if not isinstance(config, dict):
+            raise TypeError(f"a configuration is not a mapping but {one_line(repr(config), 50)}")
         fields["status"] = sys.intern(row["status"])
         fields["resumable"] = bool(row["resumable"])
         fields["raised"] = decode_raised(row["raised"])
@@ -183,8 +187,6 @@ def _epoch_of(record: TrialRecord, epoch: int) -> EpochRecord:
 
 @dataclass
 class LastDecision:
-    """The last decision of an adaptive searcher on a trial."""
-
     reported: int = -1
     """The last epoch that was reported to the searcher."""
     paused: bool = False
@@ -306,13 +308,6 @@ _META: dict[str, Any] = {
 }
 
 
-def defend_connection(connection: sqlite3.Connection) -> None:
-    """Make SQLite run no code from the file, check the file's pages, and write nothing to it."""
-    connection.execute("PRAGMA trusted_schema = OFF")
-    connection.execute("PRAGMA cell_size_check = ON")
-    connection.execute("PRAGMA query_only = ON")
-
-
 def check_tables(connection: sqlite3.Connection, file: Path) -> None:
     """Raise CorruptDataError unless all tables exist and are plain tables."""
     odd = connection.execute(
@@ -361,13 +356,6 @@ def check_meta(meta: Mapping[str, Any]) -> None:
             _check({"fold": fold}, {"fold": {"train": list, "validation": list}}, "")
         if not meta["folds"]["folds"]:
             raise TypeError("its list of folds is empty")
-
-
-def check_config(config: Any) -> dict[str, Any]:
-    """Return a trial's configuration; raise TypeError if it is not a mapping."""
-    if not isinstance(config, dict):
-        raise TypeError(f"a configuration is not a mapping but {one_line(repr(config), 50)}")
-    return config
 
 
 def check_state_file(name: str | None) -> str | None:
