@@ -71,11 +71,7 @@ def is_plain_name(name: object) -> bool:
 
 
 def read_bytes(path: Path, limit: int | None = None) -> bytes:
-    """Read a whole file.
-
-    Raises FileNotFoundError if it does not exist, CorruptDataError if it is not a regular file, is
-    a link, or is larger than `limit` bytes.
-    """
+    """Read a file; raise CorruptDataError if it is a link, not regular, or above `limit` bytes."""
     fd = open_plain(path, os.O_RDONLY)
     with open(fd, "rb") as file:  # noqa: PTH123
         info = os.fstat(fd)
@@ -90,10 +86,7 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
 
 
 def open_plain(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a file like `os.open`, but never follow a link or wait for a pipe's other end.
-
-    Raises LinkError if the file is a link, OSError if it cannot be opened.
-    """
+    """Open a file, never following a link (LinkError) or waiting for a pipe's other end."""
     try:
         return os.open(path, flags | _NEVER_WAIT, 0o644)
     except OSError as error:

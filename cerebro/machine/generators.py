@@ -136,11 +136,7 @@ def _restore_both(state: Mapping[str, Any]) -> None:
 
 @contextmanager
 def preserve_generators(torch: bool, seed: int | None = None) -> Iterator[None]:
-    """Run a block of code, then restore the generators.
-
-    `torch` says whether the block may use torch's generators. If `seed` is given, it seeds the
-    generators at the start of the block.
-    """
+    """Restore the generators after the block, torch's too if `torch`; before it, apply a `seed`."""
     put_back = make_restorer(torch)
     try:
         if seed is not None:
@@ -249,11 +245,7 @@ def _may_have_started(device: Any) -> bool:
 
 
 def uses_torch(model: object) -> bool:
-    """Return whether a model uses torch; call this once, after `build`.
-
-    Its ``framework`` is "torch", or its attributes or state contain a torch tensor, module or
-    optimizer.
-    """
+    """Return whether a model uses torch; call this once, after `build`."""
     if getattr(model, "framework", None) == "torch":
         return True
     module: Any = find_whole_module("torch")
@@ -430,11 +422,5 @@ def _spare_offset() -> int:
 
 def _is_right(made: Memory) -> bool:
     """Return whether the memory has the states that the libraries' functions return."""
-    state, legacy = made.state_of(made.save()), np.random.get_state(legacy=False)
-    assert isinstance(legacy, dict)
-    spare = legacy["gauss"] if legacy["has_gauss"] else None
-    return (
-        random.getstate()[1:] == (tuple(state["python"].tolist()), state["python_gauss"])
-        and bool((state["numpy"] == legacy["state"]["key"]).all())
-        and (state["numpy_position"], state["numpy_gauss"]) == (legacy["state"]["pos"], spare)
-    )
+    state, wanted = made.state_of(made.save()), _state_of_both()
+    return all(np.array_equal(state[name], wanted[name]) for name in wanted)

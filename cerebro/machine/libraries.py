@@ -74,7 +74,6 @@ class LibrarySettings:
         return all(settings.get(name, first) == first for name, first in self.FIRST.items())
 
     def of_new_process(self) -> dict[str, Any]:
-        """Return the settings with which the library begins."""
         return dict(self.FIRST)
 
     def of_build(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +92,6 @@ class LibrarySettings:
             self.imported.clear()  # those of an earlier run are among this run's, or were undone
 
     def begin_build(self, settings: Mapping[str, Any]) -> None:
-        """Prepare the process for a ``build`` of a run with these `settings`."""
         self.restore(settings)
 
     def enter(self, settings: Mapping[str, Any]) -> None:
@@ -380,7 +378,6 @@ def begin_run(settings: Settings, *, own_process: bool) -> None:
 
 
 def apply_settings(settings: Settings) -> None:
-    """Apply settings of :func:`present_settings` in this process."""
     for library in LIBRARIES:
         library.apply(settings.get(library.name, {}))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 PutBack = Callable[[], object]
 """Puts a part of the process's state back; may be called several times."""
@@ -149,18 +149,15 @@ def is_shared() -> bool:
     return _here.turn is not None
 
 
-@contextmanager
-def give_away() -> Iterator[None]:
+def give_away() -> AbstractContextManager[None]:
     """Let other units run during the block, which runs no Python code of the unit.
 
     Does nothing in a process that runs one unit at a time, and in a unit that keeps its turn.
     """
     turn = _here.turn
     if turn is None or not turn.gives_away:
-        yield
-        return
-    with turn.turns.give_away(turn):
-        yield
+        return nullcontext()
+    return turn.turns.give_away(turn)
 
 
 def wait_until_alone() -> bool:

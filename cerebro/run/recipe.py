@@ -326,7 +326,6 @@ def _hash_of(file: str | None) -> str | None:
 
 
 def call_build(build: Callable[..., Any], config: Any, info: Any) -> Any:
-    """Call ``build``, with `info` if it accepts that argument."""
     return build(config, info) if accepts_info(build) else build(config)
 
 

@@ -38,8 +38,6 @@ _SLOTS = re.compile(r"(\d+)(?:\.moving)?\.(?:a|b|slots)", re.ASCII)
 
 @dataclass(frozen=True)
 class KeptState:
-    """A state in a file, and the state's hash."""
-
     file: str
     state_hash: str
 
@@ -159,10 +157,7 @@ def remove_held(epoch_dir: Path) -> None:
 
 
 def read_state(kept: KeptState) -> bytes:
-    """Read a kept state, even if it is about to get its final name.
-
-    Raises CorruptDataError if it is missing or damaged.
-    """
+    """Read a kept state, under either name; raise CorruptDataError if it is missing or damaged."""
     path = Path(kept.file)
     for name in (path, path.with_name(unpublished_name(path.name, kept.state_hash)), path):
         with contextlib.suppress(FileNotFoundError):

@@ -164,7 +164,6 @@ def encode(value: Any) -> str:
 
 
 def decode(text: str) -> Any:
-    """Return the value that was passed to `encode`."""
     return _DECODER.decode(text)
 
 
