@@ -44,14 +44,10 @@ from cerebro.run.records import EpochRecord
 from cerebro.run.store import read_trials, reader
 
 IDLE_SECONDS = 10.0
-PROXY_BYTES = 120 << 20
-"""The memory of a proxy's process, in bytes."""
-CALLS = 10_000
-"""The most requests that may wait at the same time."""
-UNKNOWN_EPOCHS = 1_000_000
-"""The number of epochs of a run if only Tune knows the actual number."""
-WIDTH = 64
-"""The number of trials that train at a time; other proxies wait."""
+PROXY_BYTES = 120 << 20  # the memory of a proxy's process
+CALLS = 10_000  # the most requests that may wait at the same time
+UNKNOWN_EPOCHS = 1_000_000  # the epochs of a run if only Tune knows the actual number
+WIDTH = 64  # the number of trials that train at a time; other proxies wait
 CLOSE_SECONDS = 30.0
 OWNER_SECONDS = 20.0
 """How long to wait for a process that still owns the run: Ray may start an engine again before the
@@ -70,18 +66,12 @@ class Work:
     workers: int
     threads: int
     epochs: int | None
-    options: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of `cerebro.search`."""
-    executor: Any = None
-    """The executor; None: `workers` processes on this machine."""
-    gpus: int = 0
-    """How many of this machine's GPUs the workers use."""
+    options: dict[str, Any] = field(default_factory=dict)  # more arguments of `cerebro.search`
+    executor: Any = None  # None: `workers` processes on this machine
+    gpus: int = 0  # how many of this machine's GPUs the workers use
 
     def make_executor(self) -> Any:
-        """Return a new executor for one run.
-
-        Raises InputError if there are fewer GPUs than Ray has assigned to this process.
-        """
+        """Return a new executor for one run; raise InputError if GPUs are missing."""
         if self.executor is not None:
             return copy.copy(self.executor)
         gpus = lookup() if self.gpus else Found()
@@ -234,8 +224,7 @@ class Spec:
     variables: dict[str, str | None]
     """Environment variables that affect the bits; Ray sets some of them itself."""
     gpus: int = 0
-    argv: tuple[str, ...] = ("",)
-    """The arguments of the program that runs the Tuner."""
+    argv: tuple[str, ...] = ("",)  # the arguments of the program that runs the Tuner
     libraries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Process-wide settings of the program that runs the Tuner; its workers have them too."""
 
@@ -289,10 +278,7 @@ class Engine:
         self._end_if_idle()
 
     async def train(self, proxy: str, folder: str, call: dict[str, Any]) -> dict[str, Any]:
-        """Train an epoch, or return it from the store.
-
-        Returns ``trial``, ``epoch``, ``state_hash`` and ``metrics``; or ``error``.
-        """
+        """Return an epoch that is trained now or stored: its `Checkpoint` and ``metrics``."""
         self._proxies[proxy] = Path(folder)  # it may have registered before the engine restarted
         try:
             session = self._open_session(Path(folder))

@@ -212,10 +212,7 @@ _REFUSED = {
 
 
 def check_scheduler(scheduler: Any) -> Any:
-    """Return the scheduler to use; None means Tune's FIFO scheduler, which only starts trials.
-
-    Raises InputError if the scheduler does not work without Tune's controller.
-    """
+    """Return the scheduler, or Tune's FIFO; raise InputError if it needs Tune's controller."""
     from ray.tune import schedulers
 
     if scheduler is None:
@@ -244,10 +241,7 @@ def check_scheduler(scheduler: Any) -> Any:
 
 
 def check_searcher(searcher: Any) -> Any:
-    """Return the search algorithm to use: a `Searcher`, or a `BasicVariantGenerator`.
-
-    Raises InputError if it is neither, or if it needs a scheduler that is not supported.
-    """
+    """Return the `Searcher` or `BasicVariantGenerator`; raise InputError if it is unsupported."""
     from ray.tune.search import BasicVariantGenerator, SearchGenerator
 
     if searcher is None:

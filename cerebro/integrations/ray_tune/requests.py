@@ -68,12 +68,9 @@ class TrainedEpoch:
 class RequestedTrial:
     """A trial of the run, and the requests that wait for it."""
 
-    done: int = 0
-    """Its epochs, including those of a clone's parents."""
-    end: str | None = None
-    """Why it cannot continue."""
-    is_finished: bool = False
-    """Whether it has ended because all its epochs are done."""
+    done: int = 0  # its epochs, including those of a clone's parents
+    end: str | None = None  # why it cannot continue
+    is_finished: bool = False  # whether it has ended because all its epochs are done
     last: TrainedEpoch | None = None
     waiting: list[EpochRequest] = field(default_factory=list)
 

@@ -16,7 +16,7 @@ import copy
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import cerebro._core as _core
@@ -43,8 +43,7 @@ class TuneTrial:
         self.evaluated_params = dict(config)
         self.status = TuneTrial.PENDING
         self.last_result: dict[str, Any] = {}
-        self.number: int | None = None
-        """Cerebro's number of the trial, once the trial has begun."""
+        self.number: int | None = None  # Cerebro's, once the trial has begun
 
     def is_finished(self) -> bool:
         return self.status in (TuneTrial.TERMINATED, TuneTrial.ERROR)
@@ -53,29 +52,8 @@ class TuneTrial:
         return f"trial_{self.trial_id}"
 
 
-class Controller:
-    """The part of Tune's controller that schedulers use."""
-
-    def __init__(self, stop: Callable[[TuneTrial], None]) -> None:
-        self.trials: list[TuneTrial] = []
-        self._stop = stop  # ends a trial that is paused or has not started
-
-    def get_trials(self) -> list[TuneTrial]:
-        """Return all trials except forgotten ones, in order of creation."""
-        return self.trials
-
-    def get_live_trials(self) -> list[TuneTrial]:
-        return [trial for trial in self.trials if not trial.is_finished()]
-
-    def stop_trial(self, trial: TuneTrial) -> None:
-        self._stop(trial)
-
-    def forget_ended(self) -> None:
-        self.trials = self.get_live_trials()
-
-
 class TuneSearcher(Searcher):
-    """Runs a search algorithm and a scheduler of Ray Tune.
+    """Runs a search algorithm and a scheduler of Ray Tune, which takes it for Tune's controller.
 
     `algorithm` is a `Searcher` or a `BasicVariantGenerator`, `scheduler` is from `check_scheduler`.
     `num_samples` is as in `tune.TuneConfig`: the number of samples for each combination of grids,
@@ -89,6 +67,7 @@ class TuneSearcher(Searcher):
         from ray.tune.search import BasicVariantGenerator
 
         kind = Variants if type(algorithm) is BasicVariantGenerator else Source
+        self._num_samples = num_samples
         samples = math.inf if num_samples == -1 else num_samples
         self._source = kind(dict(param_space), algorithm, samples)
         # If neither object is adaptive, trials do not wait for each other.
@@ -114,8 +93,8 @@ class TuneSearcher(Searcher):
         points: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._epochs, self._metric = epochs, metric
-        self._controller = Controller(self._stop_idle)
-        self._trials: dict[int, TuneTrial] = {}  # by number: trials that have begun and not ended
+        self._live: list[TuneTrial] = []  # not ended, in order of creation
+        self._trials: dict[int, TuneTrial] = {}  # by number: those of them that have begun
         self._begun = 0
         self._dropped: list[int] = []
         self._log: list[list[Any]] = []
@@ -139,9 +118,9 @@ class TuneSearcher(Searcher):
 
     def _suggest(self) -> Suggested:
         self._queue_trial()
-        trial: TuneTrial | None = self._scheduler.choose_trial_to_run(self._controller)
+        trial: TuneTrial | None = self._scheduler.choose_trial_to_run(self)
         if trial is None:
-            is_over = self._source.exhausted and not self._controller.get_live_trials()
+            is_over = self._source.exhausted and not self._live
             return DONE if is_over else None
         paused = trial.status == TuneTrial.PAUSED
         trial.status = TuneTrial.RUNNING
@@ -156,22 +135,19 @@ class TuneSearcher(Searcher):
 
     def _queue_trial(self) -> None:
         """Queue a trial if none is pending and the algorithm has one."""
-        if any(trial.status == TuneTrial.PENDING for trial in self._controller.get_trials()):
+        if any(trial.status == TuneTrial.PENDING for trial in self._live):
             return
         made = self._source.make_config()
         if made is not None:
             trial_id, config = made
             trial = TuneTrial(trial_id, json_value(config, "param_space", keep_tuples=True))
-            self._controller.trials.append(trial)
-            self._scheduler.on_trial_add(self._controller, trial)
+            self._live.append(trial)
+            self._scheduler.on_trial_add(self, trial)
 
     # --- reporting -------------------------------------------------------
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
-        """Report an epoch to the scheduler and the search algorithm; return their decision.
-
-        Raises InputError if a resumed run's scheduler has ended the trial, but had not before.
-        """
+        """Return the scheduler's decision; raise InputError if it is not the resumed run's."""
         if not self.adaptive:
             return Decision.CONTINUE
         if trial not in self._trials:
@@ -185,7 +161,7 @@ class TuneSearcher(Searcher):
 
     def _report(self, trial: TuneTrial, epoch: int, metrics: dict[str, float]) -> Decision:
         if not math.isfinite(metrics.get(self._metric, math.nan)):
-            self._scheduler.on_trial_error(self._controller, trial)
+            self._scheduler.on_trial_error(self, trial)
             self._source.report_end(trial.trial_id, error=True)
             self._end(trial, TuneTrial.ERROR)
             return Decision.STOP
@@ -199,11 +175,11 @@ class TuneSearcher(Searcher):
         over = epoch + 1 >= self._epochs
         answer = "STOP"
         if not over:
-            answer = self._scheduler.on_trial_result(self._controller, trial, dict(result))
+            answer = self._scheduler.on_trial_result(self, trial, dict(result))
         trial.last_result = result
         if answer == "STOP":
             result["done"] = True
-            self._scheduler.on_trial_complete(self._controller, trial, dict(result))
+            self._scheduler.on_trial_complete(self, trial, dict(result))
             self._source.report_end(trial.trial_id, result=dict(result))
             self._end(trial, TuneTrial.TERMINATED)
             return Decision.CONTINUE if over else Decision.STOP
@@ -218,21 +194,28 @@ class TuneSearcher(Searcher):
         trials, self._dropped = self._dropped, []
         return trials
 
-    def _stop_idle(self, trial: TuneTrial) -> None:
-        """End a trial that is paused or has not begun; called by the scheduler."""
-        if trial.is_finished():
-            return
-        self._scheduler.on_trial_remove(self._controller, trial)
-        self._source.report_end(trial.trial_id)
-        if trial.number is not None:
-            self._dropped.append(trial.number)
-        self._end(trial, TuneTrial.TERMINATED)
-
     def _end(self, trial: TuneTrial, status: str) -> None:
         trial.status = status
         if trial.number is not None:
             del self._trials[trial.number]
-        self._controller.forget_ended()
+        self._live = [other for other in self._live if other is not trial]
+
+    # --- what schedulers call ---------------------------------------------
+
+    def get_trials(self) -> list[TuneTrial]:
+        return self._live
+
+    get_live_trials = get_trials
+
+    def stop_trial(self, trial: TuneTrial) -> None:
+        """End a trial that is paused or has not begun."""
+        if trial.is_finished():
+            return
+        self._scheduler.on_trial_remove(self, trial)
+        self._source.report_end(trial.trial_id)
+        if trial.number is not None:
+            self._dropped.append(trial.number)
+        self._end(trial, TuneTrial.TERMINATED)
 
     # --- randomness ------------------------------------------------------
 
@@ -251,11 +234,7 @@ class TuneSearcher(Searcher):
     def wants_more(
         self, state: Mapping[str, Any], n_trials_before: int | None, n_trials: int | None
     ) -> bool:
-        """Return whether `num_samples` or `n_trials` is larger than before.
-
-        Raises InputError if `num_samples` is smaller, or if a scheduler that pauses trials would
-        get more.
-        """
+        """Return whether `num_samples` or `n_trials` differs; raise InputError if it must not."""
         samples = self._num_samples
         before = state["num_samples"] if state else samples  # else nothing was suggested yet
         if self._source.samples < (math.inf if before == -1 else before):
@@ -275,20 +254,12 @@ class TuneSearcher(Searcher):
             )
         return bool(changed)
 
-    @property
-    def _num_samples(self) -> float:
-        return -1 if self._source.samples == math.inf else self._source.samples
-
     def state_dict(self) -> dict[str, Any]:
         calls = {"log": list(self._log)} if self.adaptive else {"begun": self._begun}
         return {**calls, "num_samples": self._num_samples, "scheduler": list(self._made_with)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Repeat all calls.
-
-        Raises InputError if the scheduler or the search algorithm answers differently, or is known
-        to have been made with other arguments.
-        """
+        """Repeat all calls; raise InputError if an answer or the scheduler's arguments differ."""
         if not self.adaptive:
             for _ in range(state["begun"]):
                 self.suggest()
@@ -307,8 +278,8 @@ class TuneSearcher(Searcher):
     def _refuse_other_scheduler(self, name: str, arguments: Mapping[str, Any]) -> None:
         """Raise InputError if the run's scheduler was made with other arguments."""
         its_name, now = self._made_with
-        shared = arguments.keys() & now.keys()  # another version of Ray may show others
-        changed = [key for key in arguments if key in shared and arguments[key] != now[key]]
+        # Another version of Ray may show other arguments.
+        changed = [key for key in arguments if key in now and arguments[key] != now[key]]
         if name == its_name and not changed:
             return
         if name == its_name:
@@ -427,10 +398,8 @@ class Source:
         suggested = Searcher.FINISHED
         if self._made < self.samples:
             suggested = self._algorithm.suggest(trial_id)
-        if suggested == Searcher.FINISHED:
-            self.exhausted = True
-            return None
-        if suggested is None:
+        self.exhausted = suggested == Searcher.FINISHED
+        if self.exhausted or suggested is None:
             return None
         merged: dict[str, Any] = merge_dicts(self._mapping, copy.deepcopy(suggested))
         return merged
@@ -471,10 +440,7 @@ class Variants(Source):
 
 
 def find_unset(what: str, target: Any, prefix: str, metric: str, mode: str) -> list[str | None]:
-    """Return the metric and mode that a Tune object still needs; None for those it already has.
-
-    Raises InputError if it was made with a different metric or mode.
-    """
+    """Return metric and mode, each None if a Tune object has it; raise InputError if it differs."""
     unset: list[str | None] = []
     for name, value in (("metric", metric), ("mode", mode)):
         had = getattr(target, prefix + name, None)

@@ -37,8 +37,7 @@ from cerebro.run.recipe import check_build
 from cerebro.run.settings import MAX_THREADS
 from cerebro.space import json_value
 
-FOLDER = "cerebro"
-"""The name of the run's folder, in the folder of Tune's experiment."""
+FOLDER = "cerebro"  # the name of the run's folder, in the folder of Tune's experiment
 TOKEN = "cerebro.json"
 ATTEMPTS = 3
 LEAVE_SECONDS = 10.0
@@ -272,12 +271,14 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Run a different trial, or this one with different hyperparameters."""
-        self._leave()
+        self.cleanup()
         self.setup(new_config)
         return True
 
     def cleanup(self) -> None:
-        self._leave()
+        """Disconnect from the engine, which ends when no trial uses it."""
+        with contextlib.suppress(Exception):  # the engine has ended
+            ray.get(self._engine.leave.remote(self._id, self._trial), timeout=LEAVE_SECONDS)
 
     # --- the engine ------------------------------------------------------
 
@@ -306,11 +307,6 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
                     raise
             self._engine = get_engine(self.spec, owner=False)
         raise AssertionError
-
-    def _leave(self) -> None:
-        """Disconnect from the engine, which ends when no trial uses it."""
-        with contextlib.suppress(Exception):  # the engine has ended
-            ray.get(self._engine.leave.remote(self._id, self._trial), timeout=LEAVE_SECONDS)
 
     def _find_run_folder(self) -> str:
         """Return the run's folder; raise InputError if only Tune can write to it."""
