@@ -16,8 +16,7 @@ from cerebro.machine.files import path_of
 from cerebro.machine.objects import Objects, is_url
 from cerebro.run.mirror import Pointer, Uploader, read_pointer
 
-RETRY_SECONDS = 30.0
-"""The time between two attempts after a failure."""
+RETRY_SECONDS = 30.0  # the time between two attempts after a failure
 LAST_TRIES, PAUSE_SECONDS = 3, 1.0
 """The attempts after the run has ended, and the time between them."""
 LAST_SECONDS = 20.0
@@ -51,13 +50,8 @@ class Mirror(Observer):
         self._objects = Objects(url)
         self.url = self._objects.url
         self._resumed: Pointer | None = None
-        self._uploader: Uploader | None = None
         self._thread: threading.Thread | None = None
         self._changed = threading.Event()
-        self._is_ending = False
-        self._trouble = ""
-        self._has_warned = False
-        self._is_current = False
 
     def __repr__(self) -> str:
         return f"Mirror({self.url!r})"
@@ -134,7 +128,6 @@ class Mirror(Observer):
             self._warn(" The copy is not that of the end of the run: call upload(run) to make it.")
 
     def _follow(self) -> None:
-        assert self._uploader is not None
         not_before, last_tries = 0.0, LAST_TRIES
         while True:
             self._changed.wait()

@@ -155,7 +155,6 @@ class TransformersModel(Model):
 
     @property
     def words(self) -> Words:  # type: ignore[override]
-        """What users call the parts of the model, for messages."""
         give = "" if self._compute_metrics is not None else "give compute_metrics= and "
         validation = f"{give}return it from compute_metrics"
         training = f"give validation=, because training reports only the loss, and {validation}"
@@ -163,11 +162,9 @@ class TransformersModel(Model):
 
     @property
     def declares_metrics(self) -> bool:  # type: ignore[override]
-        """Whether the arguments fix the names of all metrics."""
         return self._compute_metrics is None
 
     def train_batch(self, batch: Batch) -> dict[str, Any]:
-        """Collate a batch and train on it; see :meth:`cerebro.torch.Model.train_batch`."""
         return super().train_batch(self._collate(batch))
 
     def eval_batch(self, batch: Batch) -> dict[str, Any]:
@@ -175,7 +172,6 @@ class TransformersModel(Model):
         return dict(self.evaluate([batch]))
 
     def predict_batch(self, batch: Batch) -> Any:
-        """Collate a batch and return the model's output for it, in evaluation mode."""
         return super().predict_batch(self._collate(batch))
 
     @property

@@ -38,8 +38,7 @@ FOR_OPTIMIZERS = ("value", "grad", "value_fn")
 a function of the parameters, for `reduce_on_plateau` and the line searches of `lbfgs`.
 """
 
-MAX_PROGRAMS = 16
-"""The number of programs that are kept for later models."""
+MAX_PROGRAMS = 16  # the number of programs that are kept for later models
 
 Path = tuple[str, ...]
 
@@ -53,12 +52,10 @@ class ProgramParts:
     loss: Callable[..., Any] | None
     metrics: tuple[tuple[str, Callable[..., Any]], ...]
     optimizer: Any
-    inputs: Any
-    """See `freeze_columns`."""
+    inputs: Any  # see `freeze_columns`
     target: Any
     has_variables: bool
-    keeps_outputs: bool
-    """Whether evaluation returns outputs and targets as well."""
+    keeps_outputs: bool  # whether evaluation returns outputs and targets as well
 
 
 def freeze_columns(what: str, columns: Columns | None) -> Any:
@@ -90,10 +87,7 @@ def _find_extra_arguments(function: Callable[..., Any] | None, filled: int) -> f
 
 
 class Carry(Unchecked):
-    """The values that training replaces: (parameters, optimizer's state, variables, steps).
-
-    A training step consumes the arrays of the carry, except those marked by `lend`.
-    """
+    """The values that training replaces: (parameters, optimizer's state, variables, steps)."""
 
     def __init__(self, tree: Any) -> None:
         self.tree = tree

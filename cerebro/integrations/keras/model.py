@@ -55,8 +55,7 @@ WORDS = list_words(
     }
 )
 
-SEED = "seed_generator_state"
-"""The name of the variable that holds the state of a Keras random generator."""
+SEED = "seed_generator_state"  # the variable with the state of a Keras random generator
 
 
 class Model(BaseModel):
@@ -262,7 +261,14 @@ class Model(BaseModel):
                 "evaluate a batch first"
             )
         self._steps.sync()
-        return {**_variables_of(self.net), "shared": {"seed": self._shared.state}}
+        net, optimizers = self.net, _optimizers_of(self.net).values()
+        weights = [*net.trainable_variables, *net.non_trainable_variables, *_buffers_of(net)]
+        return {
+            "net": _name_variables(weights),
+            "optimizer": _name_variables(v for each in optimizers for v in each.variables),
+            "metrics": _name_variables(net.metrics_variables),
+            "shared": {"seed": self._shared.state},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of an equally built model; its arrays are copied, not kept.
@@ -419,17 +425,6 @@ def _as_number(name: str, value: Any) -> float:
 
 
 # --- variables ------------------------------------------------------------------
-
-
-def _variables_of(net: Any) -> dict[str, dict[str, Any]]:
-    """Return the variables of a model by part of its state, and by name."""
-    optimizers = _optimizers_of(net).values()
-    parts = {
-        "net": [*net.trainable_variables, *net.non_trainable_variables, *_buffers_of(net)],
-        "optimizer": [variable for each in optimizers for variable in each.variables],
-        "metrics": net.metrics_variables,
-    }
-    return {part: _name_variables(variables) for part, variables in parts.items()}
 
 
 class _Buffer:

@@ -89,14 +89,12 @@ class JaxSteps:
         self._predict = jax.jit(net.predict_step) if compiled else net.predict_step
 
     def train(self, data: Any) -> Any:
-        """Train on a batch in the form of `fit`; return Keras' logs."""
         if self._carry is None:
             self._carry = _read_values(self._trained())
         logs, self._carry = self._train(self._carry, data)
         return logs
 
     def measure(self, data: Any) -> Any:
-        """Add a batch to the metrics in evaluation mode; return Keras' logs."""
         if self._measured is None:
             self._measured = _read_values(self._evaluated())
         logs, self._measured = self._test(self._measured, data)

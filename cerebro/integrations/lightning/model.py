@@ -156,7 +156,6 @@ class LightningModel(TorchModel):
     # --- training -----------------------------------------------------------------
 
     def begin_epoch(self, epoch: int) -> None:
-        """Call ``on_train_epoch_start``."""
         trainer = self._bound_trainer
         trainer.current_epoch, trainer.batch_index = epoch, -1
         self._hooks.call("on_train_epoch_start")
@@ -295,10 +294,7 @@ class LightningModel(TorchModel):
         if is_closed and hasattr(self.net, "on_validation_model_zero_grad"):
             self._hooks.call("on_validation_model_zero_grad")
         with self._evaluating():
-            try:
-                return self._evaluate(batches)
-            finally:
-                self._log.val.reset()
+            return self._evaluate(batches)
 
     def _evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
         call_hook = self._hooks.call
@@ -336,6 +332,7 @@ class LightningModel(TorchModel):
             for part, mode in modes:
                 part.training = mode
             trainer.validating = False
+            self._log.val.reset()
 
     def predict_batch(self, batch: Batch) -> Any:
         """Return the result of ``predict_step``, or of ``forward`` if it is not defined."""

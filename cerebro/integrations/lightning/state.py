@@ -24,10 +24,7 @@ _HPARAMS = {"_hparams", "_hparams_initial", "_hparams_name"}
 
 
 class Attributes:
-    """The modes, frozen flags and plain attributes of a module and its submodules, as built.
-
-    Attributes of the class `base` are left out. A state has only what differs from `build`'s.
-    """
+    """A module's modes, frozen flags and plain attributes as built, except those of `base`."""
 
     def __init__(self, root: Any, base: Any) -> None:
         self._root = root
@@ -404,13 +401,9 @@ class ModuleLog:
         return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(default)
 
     def finish(self, stage: str, hook: str) -> dict[str, float]:
-        """Call the hook at the end of an epoch; return the epoch's values by Cerebro's names.
-
-        The hook may read the values, as in a Trainer. Afterwards, the trainer has them by
-        Lightning's names.
-        """
+        """Call the hook at the end of an epoch; return the epoch's values by Cerebro's names."""
         logs = self.train if stage == "train" else self.val
-        self._trainer.read_logs = logs.list_epoch_values
+        self._trainer.read_logs = logs.list_epoch_values  # the hook may read them
         try:
             self._hooks.call(hook)
         finally:

@@ -256,10 +256,7 @@ CONSTANTS = {
 
 
 class Trainer:
-    """A stand-in for Lightning's Trainer: the trial's position, and what a module reads.
-
-    It also has the attributes of its `Options`, and those in `CONSTANTS`.
-    """
+    """A stand-in for Lightning's Trainer: the trial's position, and what a module reads."""
 
     def __init__(
         self, module: Any, info: Info, device: Any, options: Options, hooks: Hooks
@@ -302,7 +299,6 @@ class Trainer:
 
     @property
     def num_training_batches(self) -> int:
-        """The number of batches in the current epoch."""
         return self._steps[min(self.current_epoch, len(self._steps) - 1)]
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from cerebro.arguments import check_whole_number
@@ -26,7 +27,6 @@ from cerebro.searchers.base import (
     encode_value,
     encode_values,
 )
-from cerebro.space import Node
 
 
 class SamplerSearch(AdaptiveSearcher):
@@ -81,11 +81,7 @@ class SamplerSearch(AdaptiveSearcher):
             params = parameters.of_config(point)[0]
             self._study.enqueue_trial(params)
             asked = self._study.ask()
-
-            def choose(node: Node) -> Any:
-                return parameters.suggest(asked, node)
-
-            config = self._space.fill(point, choose)
+            config = self._space.fill(point, partial(parameters.suggest, asked))
             for node in self._space.nodes:  # the sampler also receives the point's values
                 if node.varies and node.applies(config) and parameters.name(node) in params:
                     parameters.suggest(asked, node)

@@ -78,7 +78,6 @@ class StudyOfRun:
             local.in_optimize_loop = before
 
     def mark(self, trial: optuna.Trial, name: str, value: Any) -> None:
-        """Set a system attribute of a trial."""
         self.study._storage.set_trial_system_attr(trial._trial_id, name, value)
 
     def tell(
@@ -199,8 +198,6 @@ class DeferredInfo:
 
 
 class StudySearcher(Searcher):
-    """A searcher whose trials come from an Optuna study."""
-
     adaptive = True
     repeatable = False  # the study's own storage keeps the reports
     exact_metrics = True
@@ -220,8 +217,7 @@ class StudySearcher(Searcher):
         self._wanted, self._epochs, self._metric = n_trials, epochs, metric
         self._timeout, self._deadline = timeout, math.inf
         self._catch, self.expects_failures = catch, bool(catch)
-        self.cut_short = False
-        """Whether `timeout` passed before all trials had started."""
+        self.cut_short = False  # whether `timeout` passed before all trials had started
         self._count = 0
         self._lost = 0  # trials without training: pruned, or failed and caught
         self._open: dict[int, optuna.Trial] = {}  # asked, not yet told; by number in the run

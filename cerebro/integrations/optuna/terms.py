@@ -339,7 +339,6 @@ class RunParameters:
         self._kinds = {n: _choose_distribution(optuna, kinds[n], values[n]) for n in values}
 
     def of_config(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return a configuration's parameters and their distributions."""
         params: dict[str, Any] = {}
         kinds: dict[str, Any] = {}
         for name, value, _ in self._iterate_values(config):

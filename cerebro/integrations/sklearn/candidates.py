@@ -31,14 +31,9 @@ from cerebro.space.search_space import Compiler, as_dimension
 if TYPE_CHECKING:
     from cerebro.results.result import Result
 
-SCORE = "score"
-"""The metric that ranks configurations."""
-
-FAILED = ("failed", "diverged")
-"""The statuses of trials that have no score."""
-
-MAX_TRIED = 64
-"""How many configurations are drawn to find one that learns by batch."""
+SCORE = "score"  # the metric that ranks configurations
+FAILED = ("failed", "diverged")  # the statuses of trials that have no score
+MAX_TRIED = 64  # how many configurations are drawn to find one that learns by batch
 
 Originals = dict[str, dict[str, Any]]
 """Choices by parameter and by the JSON text of the value that stands for them."""

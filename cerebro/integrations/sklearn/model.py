@@ -436,8 +436,7 @@ def _load(estimator: Any, state: Mapping[str, Any]) -> None:
     kind = type(estimator).__name__
     if state.get("estimator") != kind:
         raise StateError(
-            f"the state is of a {state.get('estimator')}, but build made a {kind}: build must "
-            "make the same model from the same configuration"
+            f"the state is of a {state.get('estimator')}, but build made a {kind}: {SAME_MODEL}"
         )
     loaded, parameters = state["attributes"], set(estimator.get_params(deep=False))
     for name, value in list(vars(estimator).items()):
@@ -512,21 +511,17 @@ def _encode(value: Any, name: str, own: Any) -> Any:
     if isinstance(value, (list, tuple)):
         items = [_encode(item, name, own) for item in value]
         return {"kind": type(value).__name__, "items": items}
+    if value is _GLOBAL_GENERATOR:  # saved and restored with the trial's generators
+        return {"kind": "global generator"}
     if isinstance(value, np.random.RandomState):
-        return _encode_generator(value, own)
+        if value is own:
+            return {"kind": "own generator"}
+        return {"kind": "RandomState", "state": value.get_state(legacy=False)}
     kind = type(value).__name__
     if _OBJECTS.get(kind) is type(value):
         attributes = {k: _encode(v, f"{name}.{k}", own) for k, v in vars(value).items()}
         return {"kind": kind, "attributes": attributes}
     raise StateError(f"the estimator's {name} is a {kind}, which is neither array nor JSON")
-
-
-def _encode_generator(generator: Any, own: Any) -> dict[str, Any]:
-    if generator is _GLOBAL_GENERATOR:  # saved and restored with the trial's generators
-        return {"kind": "global generator"}
-    if generator is own:
-        return {"kind": "own generator"}
-    return {"kind": "RandomState", "state": generator.get_state(legacy=False)}
 
 
 def _decode(value: Any, own: Any) -> Any:

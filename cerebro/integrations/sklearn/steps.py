@@ -34,8 +34,7 @@ TRANSFORMERS = ("StandardScaler", "MinMaxScaler", "MaxAbsScaler", "IncrementalPC
 KEPT_IN_VAIN = ("_best_coefs", "_best_intercepts")
 """Attributes with weights for early stopping: unused by `partial_fit` and left out of states."""
 
-STATELESS = ("Normalizer", "Binarizer")
-"""Transformers that learn nothing."""
+STATELESS = ("Normalizer", "Binarizer")  # transformers that learn nothing
 
 # For steps that cannot learn batch by batch: replacements that can.
 _INSTEAD = list_words(
