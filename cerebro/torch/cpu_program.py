@@ -302,12 +302,11 @@ def make_runnable(
         run = partial(_call_in_mode, mode, call.func._op)
         return call.func, (partial(_call_and_copy, run, outs), args, kwargs)
     overload = _find_out_variant(call.func)
-    several = len(call.func._schema.returns) == 1 and len(outs) != 1
     are_tensors = all(isinstance(t, torch.Tensor) for t in outs)
     if overload is None or not are_tensors or call.name in RESIZES:
         return copying
     variant, names, allowed = overload
-    is_list = several or "[]" in str(call.func._schema.returns[0].type)
+    is_list = isinstance(call.func._schema.returns[0].type, torch.ListType)
 
     def name_outputs(memory: list[Any]) -> dict[str, Any]:
         rest = {key: value for key, value in kwargs.items() if key in allowed}
