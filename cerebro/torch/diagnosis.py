@@ -20,12 +20,12 @@ from cerebro.model import column_names
 from cerebro.report.findings import Finding
 from cerebro.torch.model import Model
 from cerebro.torch.optimizer_step import groups_of
+from cerebro.torch.parameter_order import join_names
 from cerebro.torch.step_state import copy_values
 from cerebro.torch.watched_calls import Calls, LossCall, is_scripted
 
 UNSCALED = 20.0  # inputs of such a mean absolute value or standard deviation are not scaled
 MOST_COMPARED = 16 * 1024 * 1024  # bytes of a column that is compared before and after a step
-MOST_NAMED = 3
 MEASURED_STEPS = 8
 LONGEST_STEP = 0.005  # seconds; longer ordinary steps are mostly arithmetic, and not measured
 
@@ -122,8 +122,7 @@ def _diagnose_model(model: Model, batch: Mapping[str, Any]) -> tuple[list[Findin
 
 def _watch(nets: Sequence[Any], batch: Mapping[str, Any], step: Any, model: Any = None) -> Calls:
     copied = copy_values(batch)
-    calls = Calls(nets, _find_targets(model, copied))
-    with calls:
+    with Calls(nets, _find_targets(model, copied)) as calls:
         step(copied)
     return calls
 
@@ -140,10 +139,9 @@ def _find_targets(model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_modes(trained: Calls, evaluated: Calls) -> Iterator[Finding]:
-    for kind in ("dropout", "batch norm"):
+    for kind, name in (("dropout", "F.dropout"), ("batch norm", "F.batch_norm")):
         wrong = [mode for mode in evaluated.modes if mode.kind == kind and mode.trains]
         if wrong:
-            name = "F.dropout" if kind == "dropout" else "F.batch_norm"
             yield Finding(
                 "evaluates-in-training-mode",
                 f"{kind} is in training mode while the model is evaluated",
@@ -349,8 +347,7 @@ def _check_optimizers(model: Model) -> Iterator[Finding]:
 
 
 def _check_learning_rates(model: Model) -> Iterator[Finding]:
-    rates = [float(group.get("lr", 1)) for group in groups_of(model._optimizers)]
-    if not any(rates):
+    if not any(float(group.get("lr", 1)) for group in groups_of(model._optimizers)):
         scheduled = bool(model._schedulers)
         yield Finding(
             "learning-rate-0",
@@ -376,7 +373,7 @@ def _check_gradients(named: Mapping[str, Any], taken: Mapping[int, Any]) -> Iter
     if unused:
         yield Finding(
             "unused-parameters",
-            f"the loss does not depend on {_join_names(unused)}",
+            f"the loss does not depend on {join_names(unused)}",
             "use them in forward, or leave them out of the network",
             "hint",
         )
@@ -384,7 +381,7 @@ def _check_gradients(named: Mapping[str, Any], taken: Mapping[int, Any]) -> Iter
     if lost:
         yield Finding(
             "not-in-optimizer",
-            f"{_join_names(lost)} {'have' if len(lost) > 1 else 'has'} gradients, but no optimizer",
+            f"{join_names(lost)} {'have' if len(lost) > 1 else 'has'} gradients, but no optimizer",
             "give all of net.parameters() to the optimizer, or freeze with requires_grad_(False)",
             "hint",
         )
@@ -392,7 +389,7 @@ def _check_gradients(named: Mapping[str, Any], taken: Mapping[int, Any]) -> Iter
     if frozen:
         yield Finding(
             "frozen-in-optimizer",
-            f"the optimizer has {_join_names(frozen)}, which cannot be trained "
+            f"the optimizer has {join_names(frozen)}, which cannot be trained "
             "(requires_grad=False)",
             "give it the trainable parameters only, or unfreeze them",
             "hint",
@@ -411,7 +408,7 @@ def _check_other_parameters(
         matters = any(map(_has_gradient, [*old, *new.values()]))
         yield Finding(
             "replaced-parameters",
-            f"forward replaces {_join_names(list(new))} by a new parameter, which no optimizer has",
+            f"forward replaces {join_names(list(new))} by a new parameter, which no optimizer has",
             "write into it in place: parameter.data.copy_(values)",
             "matters" if matters else "hint",
         )
@@ -437,11 +434,6 @@ def _check_inputs(trained: Calls) -> Iterator[Finding]:
             "scale inputs to mean 0 and standard deviation 1, as with cerebro.transforms.Normalize",
             "hint",
         )
-
-
-def _join_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"{', '.join(names[:MOST_NAMED])}{more}"
 
 
 # --- what ``graph=True`` would bring -------------------------------------------------

@@ -12,7 +12,7 @@ from cerebro.data.depots import move_batch
 from cerebro.errors import InputError
 from cerebro.model import BaseModel, Batch, Part, is_joinable
 from cerebro.torch.optimizer_step import groups_of
-from cerebro.torch.parameter_order import ParameterNames, in_fixed_order, in_own_order
+from cerebro.torch.parameter_order import ParameterNames, in_fixed_order, in_own_order, split_state
 from cerebro.torch.state import (
     advance_state,
     apply_settings,
@@ -20,7 +20,6 @@ from cerebro.torch.state import (
     frozen_names,
     load_net,
     load_scheduler,
-    split_state,
 )
 
 
@@ -37,8 +36,7 @@ class Network(Part):
         self.device = self._parameters[0].device
         self._is_on_gpu = self.device.type == "cuda"
         self.names = ParameterNames(net, loss)
-        self._built_with = len(self._parameters)
-        self._grown: list[Any] = []  # parameters of layers that were added in training
+        self._built_with = len(self._parameters)  # parameters of layers added in training follow
         self._is_partial = is_partial
         # The size of the state tells how much memory a model uses, but these are not in the state.
         frozen = [*net.buffers(), *(p for p in net.parameters() if not p.requires_grad)]
@@ -71,10 +69,9 @@ class Network(Part):
         ids = {id(parameter) for parameter in self._parameters}
         new = [item for item in self._list_parameters() if id(item) not in ids]
         if new:
-            self._grown = sorted(
-                [*self._grown, *new], key=lambda item: self.names.name_of(item) or ""
-            )
-            self._parameters[self._built_with :] = self._grown
+            grown = [*self._parameters[self._built_with :], *new]
+            grown.sort(key=lambda parameter: self.names.name_of(parameter) or "")
+            self._parameters[self._built_with :] = grown
         return bool(new)
 
     def place_batch(self, batch: Batch) -> Batch:
@@ -121,8 +118,7 @@ class Network(Part):
         return {"requires_grad": now} if now else {}
 
     def gradients(self) -> dict[str, Any]:
-        named = self._name_parameters()
-        return {name: item.grad for name, item in named if item.grad is not None}
+        return {name: item.grad for name, item in self._name_parameters() if item.grad is not None}
 
     def load_weights(self, state: Mapping[str, Any]) -> None:
         """Load ``requires_grad`` and ``net``, and drop all gradients."""

@@ -75,15 +75,14 @@ def in_fixed_order(
     state: Mapping[str, Any], optimizers: Sequence[Any], schedulers: Sequence[Any]
 ) -> dict[str, Any]:
     """Return a model's state in the same order in every process, as far as it has names."""
-    parts = split_parts(state["optimizer"], len(optimizers))
     orders = [
         _sort_by_name(part[NAMES], _schedulers_of(optimizer, optimizers, schedulers, state))
         if _can_move(part)
         else _keep_order(part[NAMES])
-        for optimizer, part in zip(optimizers, parts, strict=True)
+        for optimizer, part in split_state(optimizers, state["optimizer"])
     ]
     ordered = _reorder_state(state, optimizers, schedulers, orders)
-    parts = split_parts(ordered["optimizer"], len(optimizers))
+    parts = _split_parts(ordered["optimizer"], len(optimizers))
     ordered["optimizer"] = join_parts([_sort_by_number(part) for part in parts])
     for part in _SORTED:
         if part in ordered:
@@ -103,8 +102,7 @@ def in_own_order(
     Raise StateError if the parameters are others, or cannot be matched by name.
     """
     orders = []
-    parts = split_parts(state["optimizer"], len(optimizers))
-    for optimizer, part in zip(optimizers, parts, strict=True):
+    for optimizer, part in split_state(optimizers, state["optimizer"]):
         if NAMES not in part:
             raise StateError(f"the optimizer's state has no {NAMES!r}: {SAME_MODEL}")
         others = part[NAMES]
@@ -169,7 +167,7 @@ def _match_order(own: Names, saved: Names) -> Order:
         places = places_by_set.get(_set_of(group))
         if not places:
             raise StateError(
-                f"build's optimizer has a parameter group of {_join_names(group)}, but the state's "
+                f"build's optimizer has a parameter group of {join_names(group)}, but the state's "
                 f"has no such group: {SAME_MODEL}"
             )
         place = places.pop(0)
@@ -184,7 +182,7 @@ def _set_of(names: list[Name]) -> tuple[Any, ...]:
     return tuple(sorted(map(_make_sort_key, names)))
 
 
-def _join_names(names: Sequence[Name]) -> str:
+def join_names(names: Sequence[Name]) -> str:
     text = ", ".join(str(name or "a tensor without a name") for name in names[:3])
     return f"{text} and {len(names) - 3} more" if len(names) > 3 else text or "no parameters"
 
@@ -218,13 +216,12 @@ def _schedulers_of(
     state: Mapping[str, Any],
 ) -> list[tuple[Any, Any]]:
     """Return the schedulers that may be an optimizer's, with their states; None if unsure."""
-    parts = split_parts(state.get("scheduler"), len(schedulers))
-    owned = [(_optimizer_of(scheduler, optimizers), scheduler) for scheduler in schedulers]
-    return [
-        (scheduler, None if its is None else part)
-        for (its, scheduler), part in zip(owned, parts, strict=True)
-        if its is None or its is optimizer
-    ]
+    owned = []
+    for scheduler, part in split_state(schedulers, state.get("scheduler")):
+        its = _optimizer_of(scheduler, optimizers)
+        if its is None or its is optimizer:
+            owned.append((scheduler, None if its is None else part))
+    return owned
 
 
 def _optimizer_of(scheduler: Any, optimizers: Sequence[Any]) -> Any:
@@ -256,7 +253,7 @@ def _follows(scheduler: Any, state: Any, groups: int) -> bool:
 # --- reordering ---------------------------------------------------------------------
 
 
-def split_parts(state: Any, count: int) -> list[Any]:
+def _split_parts(state: Any, count: int) -> list[Any]:
     """Return the states of `count` optimizers or schedulers."""
     if count == 1:
         return [state]
@@ -266,6 +263,11 @@ def split_parts(state: Any, count: int) -> list[Any]:
         raise StateError(
             f"the state does not have {count} optimizers or schedulers: {SAME_MODEL}"
         ) from None
+
+
+def split_state(objects: Sequence[Any], state: Any) -> list[tuple[Any, Any]]:
+    """Return objects, each with its part of a state; raise StateError if their number differs."""
+    return list(zip(objects, _split_parts(state, len(objects)), strict=True))
 
 
 def join_parts(parts: list[Any]) -> Any:
@@ -281,13 +283,13 @@ def _reorder_state(
 ) -> dict[str, Any]:
     """Return a model's state with the groups and parameters of its optimizers in these orders."""
     reordered = dict(state)
-    parts = split_parts(state["optimizer"], len(optimizers))
+    parts = _split_parts(state["optimizer"], len(optimizers))
     pairs = list(zip(parts, orders, strict=True))
     if all(order == _keep_order(part[NAMES]) for part, order in pairs):
         return reordered
     reordered["optimizer"] = join_parts([_reorder_part(part, order) for part, order in pairs])
     if schedulers:
-        parts = split_parts(state["scheduler"], len(schedulers))
+        parts = _split_parts(state["scheduler"], len(schedulers))
         for at, scheduler in enumerate(schedulers):
             for optimizer, order in zip(optimizers, orders, strict=True):
                 if _optimizer_of(scheduler, optimizers) is optimizer:

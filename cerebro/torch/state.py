@@ -18,7 +18,7 @@ import torch
 
 from cerebro.errors import StateError, one_line
 from cerebro.model import SAME_MODEL
-from cerebro.torch.parameter_order import NAMES, ParameterNames, join_parts, split_parts
+from cerebro.torch.parameter_order import NAMES, ParameterNames, join_parts, split_state
 
 HOW = ("capturable", "foreach", "fused")
 """Settings that determine how an optimizer computes. They are not loaded from a state, which may
@@ -144,12 +144,10 @@ def copy_settings(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def apply_settings(optimizer: Any, settings: list[dict[str, Any]]) -> None:
-    """Restore the settings of parameter groups after another trial's state was loaded.
-
-    If a scheduler has changed the loaded learning rate, scale the restored one by the same factor.
-    """
+    """Restore the settings of parameter groups after another trial's state was loaded."""
     for group, restored in zip(optimizer.param_groups, settings, strict=True):
         rate = restored["lr"]
+        # If a scheduler has changed the loaded rate, scale the restored one by the same factor.
         if "initial_lr" in restored and group.get("initial_lr"):
             rate = restored["initial_lr"] * (group["lr"] / group["initial_lr"])
         for key, value in {**restored, "lr": rate}.items():
@@ -195,11 +193,6 @@ def advance_state(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
         pairs = zip(inner, state["_schedulers"], strict=True)
         advanced["_schedulers"] = [advance_state(item, part) for item, part in pairs]
     return advanced
-
-
-def split_state(objects: Sequence[Any], state: Any) -> list[tuple[Any, Any]]:
-    """Return objects, each with its part of a state; raise StateError if their number differs."""
-    return list(zip(objects, split_parts(state, len(objects)), strict=True))
 
 
 def collect_updates(
