@@ -12,7 +12,7 @@ import functools
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from operator import is_
 from typing import Any
@@ -59,9 +59,9 @@ _ABOUT_MEMORY = {"dtype", "layout", "device", "pin_memory", "memory_format"}
 
 
 class Program:
-    """Calls that repeat a recorded step; `kept` are the tensors of its results."""
+    """Calls that repeat a recorded step; `results` has the tensors that it returns."""
 
-    def __init__(self, recording: Recording, kept: Iterable[Any]) -> None:
+    def __init__(self, recording: Recording, results: Any) -> None:
         self.recording = recording  # deleted by `free_recording`
         self._steps: dict[int, tuple[Any, tuple[Any, Any, Any]]] = {}
         self._items: list[Any] = []  # lists of elementwise operations, native calls, other calls
@@ -69,7 +69,8 @@ class Program:
         self._blocks: list[native_calls.Block] = []
         self._moved: dict[tuple[int, Any], tuple[Any, int]] = {}
         self._memory: dict[int, Any] = {}
-        self._replaced = replaced = _find_needless_copies(recording, {address_of(t) for t in kept})
+        kept = {address_of(tensor) for tensor in all_tensors(results)}
+        self._replaced = replaced = _find_needless_copies(recording, kept)
         substitute = replaced.substitute
         self.containers: Containers = {}  # may be changed before a replay
         for index, call in enumerate(recording.calls):
@@ -338,8 +339,7 @@ def find_binding(run: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if isinstance(run, partial):
         return run
     name = str(run._schema.name).partition("::")[2]
-    place = torch.Tensor if name.endswith("_") else torch
-    function = getattr(place, name, None)
+    function = getattr(torch.Tensor if name.endswith("_") else torch, name, None)
     if function is not None and not hasattr(function, "__code__"):
         tried = _Tried()
         try:
@@ -420,9 +420,8 @@ class RecordedProgram:
         self.gradients = gradients
         self.free = free
         self.compared = 0
-        self.held_bytes = program.held_bytes + sum(
-            value.untyped_storage().nbytes() for value in tensors_of(static.values())
-        )
+        copied_bytes = sum(t.untyped_storage().nbytes() for t in all_tensors(static))
+        self.held_bytes = program.held_bytes + copied_bytes
         self.leaves = leaves_of(program.recording)
         self.values = {name: detach_value(value) for name, value in values.items()}
         self._tensors: dict[Any, Any] = {}  # numbers that are tensors: by group, formula and type
@@ -539,8 +538,3 @@ def _describe_value(value: Any) -> Any:
 
 def _name_of(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def tensors_of(values: Any) -> list[Any]:
-    flat = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
-    return [item for item in flat if isinstance(item, torch.Tensor)]

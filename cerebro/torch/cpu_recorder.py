@@ -185,13 +185,12 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
 
 def find_written_tensors(call: Call) -> list[Any]:
     """Return the tensors that a call writes, except those that it creates."""
-    tensors: list[Any] = []
-    for index, name in call.about.writes:
-        value = call.args[index] if index < len(call.args) else call.kwargs.get(name)
-        tensors += tensors_in([value])
-    for index in HIDDEN_WRITES.get(call.name, ()):
-        tensors += tensors_in([call.args[index]])
-    return tensors
+    values = [
+        call.args[index] if index < len(call.args) else call.kwargs.get(name)
+        for index, name in call.about.writes
+    ]
+    values += [call.args[index] for index in HIDDEN_WRITES.get(call.name, ())]
+    return tensors_in(values)
 
 
 def _depends_on_data(call: Call) -> bool:

@@ -115,13 +115,7 @@ class CudaRecorder:
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self._device)
         try:
-            # Loader threads keep running during the capture, on their own streams.
-            with (
-                _no_collections(),
-                torch.cuda.graph(
-                    graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
-                ),
-            ):
+            with self._capturing(graph, pool):
                 # What is reserved from here on belongs to the graph.
                 reserved = torch.cuda.memory_reserved(self._device)
                 result = work()
@@ -146,25 +140,23 @@ class CudaRecorder:
                 _failed.append(graph)
         _streams[self._key] = torch.cuda.Stream(device)
         # Older versions leave the generator in capturing mode. The end of a capture corrects this.
-        with (
-            _no_collections(),
-            torch.cuda.graph(
-                torch.cuda.CUDAGraph(), stream=self._stream, capture_error_mode="thread_local"
-            ),
-        ):
+        with self._capturing(torch.cuda.CUDAGraph()):
             torch.zeros(1, device=device)
 
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    # The garbage collector would destroy the graphs of dropped models. This invalidates a capture.
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    @contextlib.contextmanager
+    def _capturing(self, graph: Any, pool: Any = None) -> Iterator[None]:
+        # The garbage collector would destroy graphs of dropped models, which invalidates a capture.
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            # Loader threads keep running during the capture, on their own streams.
+            with torch.cuda.graph(
+                graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                yield
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 class GraphedStep:
@@ -265,7 +257,10 @@ class GraphedStep:
                     self._state.restore(before)
                 self._compare(batch, graph, values, after)
             except Exception as error:
-                self._give_up(error, after)
+                # Continue with ordinary steps from the state after the last ordinary step.
+                self._refuse(describe_error("it cannot be captured", error))
+                self._drop_gradients()
+                self._state.restore(after)
             return values  # type: ignore[no-any-return]
 
     def _capture(self, batch: Batch) -> _Graph:
@@ -292,15 +287,6 @@ class GraphedStep:
                 raise Different(f"the metric {name!r} of the graph differs")
         self._state.require(after)
         self._compared += 1
-
-    def _give_up(self, error: Exception, after: Copied) -> None:
-        """Continue with ordinary steps from `after`, the state after the last ordinary step."""
-        if isinstance(error, Different):
-            self._refuse(f"it is not the ordinary step: {error}")
-        else:
-            self._refuse(describe_error("it cannot be captured", error))
-        self._drop_gradients()
-        self._state.restore(after)
 
     def _refuse(self, reason: str) -> None:
         self._forget()
@@ -357,17 +343,15 @@ class Rates:
     def as_tensors(self) -> Iterator[None]:
         """Replace the optimizers' learning rates with tensors during the block."""
         self.fill()
-        replaced = [
-            (group, group["lr"], self._tensors[number])
-            for number, group in enumerate(groups_of(self._optimizers))
-            if not isinstance(group["lr"], torch.Tensor)
-        ]
-        for group, _, tensor in replaced:
-            group["lr"] = tensor
+        replaced = []
+        for number, group in enumerate(groups_of(self._optimizers)):
+            if not isinstance(group["lr"], torch.Tensor):
+                replaced.append((group, group["lr"]))
+                group["lr"] = self._tensors[number]
         try:
             yield
         finally:
-            for group, rate, _ in replaced:
+            for group, rate in replaced:
                 group["lr"] = rate
 
 

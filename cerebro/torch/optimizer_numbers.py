@@ -9,7 +9,7 @@ values; otherwise steps are not replayed. Before every replay, the formulas are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,6 @@ Containers = dict[int, tuple[list[Any], dict[str, Any]]]
 
 def _compute_adam_numbers(group: Group, t: float) -> dict[str, Any]:
     lr, (beta1, beta2), decay = group["lr"], group["betas"], group["weight_decay"]
-    correction2 = 1 - beta2**t
     return {
         "lr": lr,
         "beta1": beta1,
@@ -37,7 +36,7 @@ def _compute_adam_numbers(group: Group, t: float) -> dict[str, Any]:
         "1 - lr * weight_decay": 1 - lr * decay,
         "eps": group["eps"],
         "step size": -(lr / (1 - beta1**t)),
-        "correction": correction2**0.5,
+        "correction": (1 - beta2**t) ** 0.5,
     }
 
 
@@ -237,7 +236,6 @@ class Probe:
 @contextmanager
 def mark_sections(recording: Recording, optimizers: Sequence[Any]) -> Iterator[list[Any]]:
     """Mark each optimizer's calls in a recording; yield the list of updated parameters."""
-    handles: list[Any] = []
     stepped: list[Any] = []
 
     def begin(number: int) -> Callable[..., None]:
@@ -251,15 +249,12 @@ def mark_sections(recording: Recording, optimizers: Sequence[Any]) -> Iterator[l
     def end(*_: Any) -> None:
         recording.section = None
 
-    for number, optimizer in enumerate(optimizers):
-        handles.append(optimizer.register_step_pre_hook(begin(number)))
-        handles.append(optimizer.register_step_post_hook(end))
-    try:
+    with ExitStack() as hooks:
+        hooks.callback(end)
+        for number, optimizer in enumerate(optimizers):
+            hooks.enter_context(optimizer.register_step_pre_hook(begin(number)))
+            hooks.enter_context(optimizer.register_step_post_hook(end))
         yield stepped
-    finally:
-        recording.section = None
-        for handle in handles:
-            handle.remove()
 
 
 def _alter_settings(group: Group, place: int) -> dict[str, Any]:

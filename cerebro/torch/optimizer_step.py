@@ -24,6 +24,7 @@ from torch.optim import sgd as torch_sgd
 
 import cerebro._core as _core
 from cerebro.torch import native_calls
+from cerebro.torch.cpu_recorder import TENSORS
 
 _WRAPPER: CodeType = torch.optim.Optimizer.profile_hook_step(lambda self: None).__code__
 
@@ -149,10 +150,8 @@ def _list_settings(form: Form, group: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _gather_groups(optimizer: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
-    """Return groups for the core, and their parameters; None if PyTorch must make the step.
-
-    Nothing is cached, because users may replace any part between two steps.
-    """
+    """Return groups for the core, and their parameters; None if PyTorch must make the step."""
+    # Nothing is cached, because users may replace any part between two steps.
     if not _is_plain(optimizer):
         return None
     kind: Any = type(optimizer)
@@ -201,9 +200,6 @@ def _tensors_of(
     return arguments
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
 def _are_alike(parameter: Any, parts: Sequence[Any], most: int) -> bool:
     """Return whether the core can pass over a parameter and tensors element by element."""
     shape, stride = parameter.shape, None
@@ -213,7 +209,7 @@ def _are_alike(parameter: Any, parts: Sequence[Any], most: int) -> bool:
         stride = parameter.stride()
     for tensor in (parameter, *parts):
         if not (
-            type(tensor) in _PLAIN
+            type(tensor) in TENSORS
             and tensor.dtype is torch.float32
             and tensor.is_cpu
             and tensor.layout is torch.strided

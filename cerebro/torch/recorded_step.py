@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import cerebro._core as _core
-from cerebro.torch.cpu_program import Program, RecordedProgram, tensors_of
+from cerebro.torch.cpu_program import Program, RecordedProgram
 from cerebro.torch.cpu_recorder import Recording, Unavailable, Witness, find_difference, leaves_of
 from cerebro.torch.optimizer_numbers import Hole, Numbers, Probe, Unexplained, mark_sections
 from cerebro.torch.step_state import (
@@ -359,7 +359,7 @@ class StepRecorder:
             reason = self.numbers.find_unequal_counts()
             if reason is not None:
                 raise Unexplained(reason)
-            program = Program(watched.recording, tensors_of(watched.values.values()))
+            program = Program(watched.recording, watched.values)
             holes, free = self._find_holes(watched, counts, program)
             recorded = RecordedProgram(
                 program, static, watched.values, watched.gradients, holes, free
@@ -500,8 +500,6 @@ class StepRecorder:
 
 def _explain(error: Exception) -> str:
     """Return why a program cannot replace the ordinary step."""
-    if isinstance(error, Different):
-        return f"it is not the ordinary step: {error}"
     if isinstance(error, Unexplained):
         return str(error)
     return describe_error("it cannot be run again", error)

@@ -32,6 +32,8 @@ class Different(Exception):
 
 
 def describe_error(what: str, error: Exception) -> str:
+    if isinstance(error, Different):
+        return f"it is not the ordinary step: {error}"
     return f"{what}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
@@ -166,11 +168,7 @@ Tensors = tuple[Any, list[Any]]
 
 
 class Listing:
-    """The tensors and numbers of a state, and where the tensors are in memory.
-
-    The C core copies and compares all host memory without gaps at once. With an operator of PyTorch
-    for each tensor, this would take longer than the step of a small network.
-    """
+    """The tensors and numbers of a state, and where the tensors are in memory."""
 
     def __init__(self, tensors: list[Any], numbers: list[tuple[Any, Any]]) -> None:
         self.tensors = tensors
@@ -181,6 +179,8 @@ class Listing:
         self._others = [index for index, is_dense in enumerate(are_dense) if not is_dense]
         self._in_regions = [tensors[index] for index in self._dense]
         self._spans = [self._forms[index][:2] for index in self._dense]
+        # The C core copies and compares all host memory without gaps at once. With an operator of
+        # PyTorch for each tensor, this would take longer than the step of a small network.
         self._regions = _core.Regions(self._spans)
 
     def describes(self, tensors: list[Any], numbers: list[tuple[Any, Any]]) -> bool:
