@@ -201,8 +201,7 @@ _PACKAGES = ("lightning", "pytorch_lightning", "transformers", "peft", "skorch")
 
 def _find_hint(model: object) -> str:
     for kind in type(model).__mro__:
-        package = kind.__module__.partition(".")[0]
-        if kind.__name__ in _CONVERTERS and package in _PACKAGES:
+        if kind.__name__ in _CONVERTERS and kind.__module__.partition(".")[0] in _PACKAGES:
             return f"; {_CONVERTERS[kind.__name__]}"
     if hasattr(model, "parameters") and hasattr(model, "forward"):
         return "; wrap the network: cerebro.torch.Model(net, optimizer=..., loss=...)"
@@ -246,12 +245,10 @@ def words_of(model: object) -> Words:
     evaluate = "eval_batch" if hasattr(model, "eval_batch") else "evaluate"
     if all(_is_ours(getattr(type(model), name, None)) for name in ("train_batch", evaluate)):
         return getattr(model, "words", Words())
-    if evaluate == "eval_batch":
-        return Words()
     return Words(
-        evaluate="evaluate",
-        report="return it from train_batch and evaluate",
-        report_in_validation="return it from evaluate too",
+        evaluate=evaluate,
+        report=f"return it from train_batch and {evaluate}",
+        report_in_validation=f"return it from {evaluate} too",
     )
 
 
@@ -356,13 +353,12 @@ def make_forward(net: Callable[..., Any], inputs: Columns) -> Callable[[Batch], 
 
 def check_batch(batch: Any, inputs: Columns, target: Columns | None) -> None:
     """Raise InputError if a batch lacks a column that a model's arguments name."""
-    columns = [("inputs", name) for name in column_names("inputs", inputs)]
-    columns += [("target", name) for name in column_names("target", target)]
-    for what, name in columns:
-        if isinstance(batch, Mapping) and name not in batch:
-            raise InputError(
-                f"{what} names the column {name!r}, but the data has {', '.join(batch)}"
-            ) from None
+    for what, columns in (("inputs", inputs), ("target", target)):
+        for name in column_names(what, columns):
+            if isinstance(batch, Mapping) and name not in batch:
+                raise InputError(
+                    f"{what} names the column {name!r}, but the data has {', '.join(batch)}"
+                ) from None
 
 
 def loss_of(output: Any) -> Any:

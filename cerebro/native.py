@@ -21,9 +21,8 @@ import cerebro._core as _core
 from cerebro.arguments import check_real_number
 from cerebro.errors import InputError, StateError
 from cerebro.machine import cuda, turns
-from cerebro.model import SAME_MODEL, Words
+from cerebro.model import SAME_MODEL, Batch, Words
 
-Batch = dict[str, Any]
 _Array = NDArray[Any]
 
 

@@ -395,8 +395,6 @@ class Model(TorchModel):
 
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> dict[str, float]:
         """Return the loss and all metrics over all rows; see `cerebro.model.BaseModel.evaluate`."""
-        if not self._meters:
-            return super().evaluate(data, batch_size=batch_size)
         with self._meters.set_aside():
             means = super().evaluate(data, batch_size=batch_size)
             return {**means, **self._meters.compute()}
@@ -618,8 +616,7 @@ class Model(TorchModel):
         return make_forward(self.net, self._inputs)
 
     def _measure(self, batch: Batch) -> tuple[Values, tuple[Any, Any]]:
-        has_none = self._step is None and not self._objective.has_loss
-        if self._train_step is not None and has_none:
+        if self._train_step is not None and self._step is None and not self._objective.has_loss:
             raise InputError(
                 "train_step only trains: give step= or loss= for validation, or leave out "
                 "the validation data"

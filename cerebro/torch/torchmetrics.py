@@ -115,10 +115,7 @@ class Metrics:
     def metric(self, name: str) -> Any:
         """Return the metric at a path; raise StateError if the network has none there."""
         if name not in self._metrics:
-            raise StateError(
-                f"the state has a metric {name}, which the model lacks: build must make the same "
-                "model from the same configuration"
-            )
+            raise StateError(f"the state has a metric {name}, which the model lacks: {SAME_MODEL}")
         return self._metrics[name]
 
     def state_dict(self) -> dict[str, Any]:
