@@ -217,10 +217,8 @@ class Model:
             The state is from a different network; the message names the part. The model is not
             changed.
         """
-        pairs = [
-            *_pair_arrays("values", self._values, state),
-            *_pair_arrays("momenta", self._momenta, state),
-        ]
+        pairs = _pair_arrays("values", self._values, state)
+        pairs += _pair_arrays("momenta", self._momenta, state)
         for array, other in pairs:
             if array is not other:
                 array[...] = other

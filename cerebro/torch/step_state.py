@@ -101,13 +101,10 @@ class Entries:
     def __init__(self, modules: Sequence[Any], optimizers: Sequence[Any]) -> None:
         parts = (vars(part) for module in modules for part in module.modules())
         states = (optimizer.state for optimizer in optimizers)
-        self._parts = [
-            (
-                entries,
-                {k: (v, dict(v) if isinstance(v, dict) else None) for k, v in entries.items()},
-            )
-            for entries in (*parts, *states)
-        ]
+        self._parts: list[tuple[Any, dict[Any, tuple[Any, Any]]]] = []
+        for entries in (*parts, *states):
+            saved = {k: (v, dict(v) if isinstance(v, dict) else None) for k, v in entries.items()}
+            self._parts.append((entries, saved))
 
     def restore(self) -> None:
         for entries, saved in self._parts:
