@@ -122,7 +122,8 @@ def _diagnose_model(model: Model, batch: Mapping[str, Any]) -> tuple[list[Findin
 
 def _watch(nets: Sequence[Any], batch: Mapping[str, Any], step: Any, model: Any = None) -> Calls:
     copied = copy_values(batch)
-    with Calls(nets, _find_targets(model, copied)) as calls:
+    calls = Calls(nets, _find_targets(model, copied))
+    with calls:
         step(copied)
     return calls
 
