@@ -9,7 +9,14 @@ from pathlib import Path
 from cerebro.cluster.engine import Engine, Processes, assign_gpus, collect_variables
 from cerebro.cluster.executor import ClusterExecutor
 from cerebro.cluster.hub import Hub
-from cerebro.cluster.keys import Keys, Ticket, format_address, parse_address, read_key_file
+from cerebro.cluster.keys import (
+    Keys,
+    Ticket,
+    find_listening_host,
+    format_address,
+    parse_address,
+    read_key_file,
+)
 from cerebro.errors import InputError
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.files import path_of
@@ -38,7 +45,7 @@ class EngineExecutor(ClusterExecutor):
     def _join(self, context: RunContext) -> Hub:
         engine = self._make_engine(context)
         dialed = self._find_own_host()
-        inside = "127.0.0.1" if dialed == "127.0.0.1" else "0.0.0.0"
+        inside = find_listening_host(dialed)
         host, port = self._at or (inside, 0)
         path = self._key_file
         keys = Keys.generate() if path is None else Keys(read_key_file(path, create=True))

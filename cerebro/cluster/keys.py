@@ -106,6 +106,13 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def find_listening_host(host: str) -> str:
+    """Return where to listen for peers that connect to `host`, an address of this machine."""
+    if host in ("127.0.0.1", "::1"):
+        return host
+    return "::" if ":" in host else "0.0.0.0"
+
+
 @dataclass(frozen=True)
 class Ticket:
     """The data that an agent needs to join a run. It contains the key, so keep it secret."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import socket
 import warnings
 from multiprocessing import resource_tracker
 
@@ -101,6 +102,23 @@ def test_dask_workers_may_be_threads_of_this_process(data, tmp_path, monkeypatch
         result = search(tmp_path / "run", data, cerebro.dask.Executor(client, 2))
     same(result, search(tmp_path / "here", data))
     assert left_over(tmp_path) == []
+
+
+def test_agents_connect_where_dask_uses_ipv6(data, tmp_path, monkeypatch):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "cache"))
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, host="[::1]", dashboard_address=":0",
+            local_directory=tmp_path,
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):  # fmt: skip
+        result = search(tmp_path / "run", data, cerebro.dask.Executor(client))
+    same(result, search(tmp_path / "here", data))
 
 
 class _Context:

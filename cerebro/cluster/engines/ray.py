@@ -31,7 +31,7 @@ from cerebro.cluster.engines.ray_nodes import (
 )
 from cerebro.cluster.executor import ClusterExecutor
 from cerebro.cluster.hub import AgentError, Hub, Node, RemoteAgent
-from cerebro.cluster.keys import Keys, Ticket, format_address
+from cerebro.cluster.keys import Keys, Ticket, find_listening_host, format_address
 from cerebro.cluster.supervisor import Supervisor
 from cerebro.errors import InputError
 from cerebro.machine import devices
@@ -155,8 +155,7 @@ class RayCluster(Hub):
         if not connection.is_ours:  # at which the other nodes reach this one
             nodes = {node.id: node for node in alive_nodes(self._ray)}
             host = nodes[connection.node].address
-        everywhere = "::" if ":" in host else "0.0.0.0"
-        listen = host if host == "127.0.0.1" else everywhere
+        listen = find_listening_host(host)
         super().__init__(keys, Engine(), listen)
         self._ticket = Ticket(format_address(host, self.port), keys.key, listen=listen).to_json()
 
