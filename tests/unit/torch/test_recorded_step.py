@@ -37,6 +37,10 @@ def mlp():
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
 
 
+def one_parameter():
+    return nn.Linear(6, 3, bias=False)
+
+
 def with_dropout():
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 3))
 
@@ -306,6 +310,7 @@ def test_recorded_steps_match_ordinary_steps_for_each_optimizer(optimizer, sched
         {"amp": "bf16", "net": gru, "clip_norm": 0.1},
         {"augment": lambda b: {**b, "x": b["x"] * random.random() + torch.randn_like(b["x"])}},
         {"clip_norm": 0.1, "net": Tied},
+        {"clip_norm": 0.1, "net": one_parameter},
     ],
 )
 def test_recorded_steps_match_ordinary_steps_for_model_options(options):
