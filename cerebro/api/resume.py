@@ -147,7 +147,15 @@ def resume(
             return Result(saved.path, build=build)
         as_before = executor is None and workers is None
         announce(progress, before["workers"] if as_before else workers)
-        settings = settings_of(saved, build, data, validation, workers, callbacks, progress)
+        settings = settings_of(
+            saved,
+            build=build,
+            data=data,
+            validation=validation,
+            workers=workers,
+            callbacks=callbacks,
+            progress=progress,
+        )
         if executor is not None:
             kind = "auto" if are_gpus(before["devices"]) else CPU
             the_devices = devices_of(kind, None, executor)
@@ -303,6 +311,7 @@ MAY_DIFFER = {
 
 def settings_of(
     saved: SavedRun,
+    *,
     build: Callable[..., Any] | None,
     data: Any,
     validation: Any,

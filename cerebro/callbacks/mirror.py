@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cerebro.arguments import find_stacklevel
+from cerebro.arguments import warn_user
 from cerebro.callbacks.observer import Observer
 from cerebro.errors import InputError, text_of
 from cerebro.machine.files import path_of
@@ -157,7 +156,4 @@ class Mirror(Observer):
         if self._trouble and not self._has_warned:
             self._has_warned = True
             text = cure or " The search continues, and a later upload includes what is missing."
-            warnings.warn(
-                f"the run cannot be copied to {self.url}: {self._trouble}.{text}",
-                stacklevel=find_stacklevel(),
-            )
+            warn_user(f"the run cannot be copied to {self.url}: {self._trouble}.{text}")

@@ -14,7 +14,6 @@ import contextlib
 import math
 import os
 import shutil
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 import cerebro._core as _core
-from cerebro.arguments import SHARD, check_whole_number, explain_keywords, find_stacklevel
+from cerebro.arguments import SHARD, check_whole_number, explain_keywords, warn_user
 from cerebro.data.cache import Upload
 from cerebro.data.columns import check_complete
 from cerebro.data.dataset import Dataset
@@ -169,7 +168,7 @@ def _make_dataset(
         if whole is None:
             whole = _spool_source(opened, columns, folder, meter)
             if opened.remark is not None:
-                warnings.warn(opened.remark, stacklevel=find_stacklevel())
+                warn_user(opened.remark)
         outputs = lay_out(whole, columns, dtypes, opened.declaration)
         entries = _write(outputs, arguments, folder, meter)
         manifest = Manifest(

@@ -9,14 +9,13 @@ times, and training on one group after another loses what the others taught.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cerebro.arguments import find_stacklevel
+from cerebro.arguments import warn_user
 from cerebro.data.dtypes import Array, bfloat16_to_float32
 from cerebro.data.manifest import Column
 from cerebro.data.order import GROUP
@@ -184,12 +183,11 @@ def check_shards(data: Any) -> None:
         return
     worst = max(shares, key=lambda name: shares[name])
     others = f" (and in {len(shares) - 1} more columns)" if len(shares) > 1 else ""
-    warnings.warn(
+    warn_user(
         f"the shards of {view.shards.place!r} differ in column {worst!r}{others}: it was written "
         'with shuffle=False, and shuffle="shards" mixes only four shards at a time, which can cost '
         "much accuracy. Write it again with cerebro.shard(..., shuffle=True), or search with "
-        'shuffle="rows"',
-        stacklevel=find_stacklevel(),
+        'shuffle="rows"'
     )
 
 

@@ -386,8 +386,11 @@ def find_separating_settings(bad: Sequence[Any], good: Sequence[Any]) -> dict[st
     ours = [flatten(trial.config) for trial in bad]
     theirs = [flatten(trial.config) for trial in good]
     shared = [name for name in ours[0] if all(name in config for config in [*ours, *theirs])]
-    found = {n: _describe_separation([c[n] for c in ours], [c[n] for c in theirs]) for n in shared}
-    return {name: what for name, what in found.items() if what}
+    settings = {}
+    for name in shared:
+        if what := _describe_separation([c[name] for c in ours], [c[name] for c in theirs]):
+            settings[name] = what
+    return settings
 
 
 def _describe_separation(ours: Sequence[Any], theirs: Sequence[Any]) -> str:

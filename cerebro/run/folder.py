@@ -13,14 +13,13 @@ import shutil
 import sys
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cerebro.arguments import check_one_of, find_stacklevel
+from cerebro.arguments import check_one_of, warn_user
 from cerebro.data.given_rows import FOLDERS, is_rows, write_given_rows
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable, environment
@@ -314,10 +313,9 @@ def make_way(folder: Path) -> None:
         if has_units:
             aside = unused_folder(folder.with_name(f"{folder.name}-unfinished"))
             folder.rename(aside)
-            warnings.warn(
+            warn_user(
                 f"the run in {folder}, which has not finished an epoch, is now in {aside}: "
-                "cerebro.resume() continues it; delete it if you do not need it",
-                stacklevel=find_stacklevel(),
+                "cerebro.resume() continues it; delete it if you do not need it"
             )
             return
         for name in FOLDERS:

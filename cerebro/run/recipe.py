@@ -13,7 +13,6 @@ import importlib.util
 import inspect
 import shlex
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import cerebro._core as _core
-from cerebro.arguments import find_stacklevel
+from cerebro.arguments import warn_user
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.machine import imports as sources
 from cerebro.machine.guard import BUILD, guard_import, make_stoppable
@@ -102,7 +101,7 @@ class Recipe:
         elif self.file_hash is not None and _hash_of(_file(build)) not in (None, self.file_hash):
             what = f"{self.file}, which defines build,"
         if what is not None:
-            warnings.warn(f"{what} has changed since the run", stacklevel=find_stacklevel())
+            warn_user(f"{what} has changed since the run")
 
     def _module(self) -> ModuleType:
         main = sys.modules.get("__main__")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,8 +17,8 @@ from cerebro.arguments import (
     check_optional_real,
     check_whole_number,
     explain_keywords,
-    find_stacklevel,
     list_words,
+    warn_user,
 )
 from cerebro.data.order import Shuffle
 from cerebro.errors import InputError
@@ -221,18 +220,16 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
             f"never prune: give max_resource={epochs}, the epochs, and a smaller min_resource"
         )
     if isinstance(least, int) and least > epochs:
-        warnings.warn(
-            f"the pruner's min_resource={least} is above epochs={epochs}: it will prune nothing",
-            stacklevel=find_stacklevel(),
+        warn_user(
+            f"the pruner's min_resource={least} is above epochs={epochs}: it will prune nothing"
         )
     direction = study.direction.name.lower()
     with contextlib.suppress(InputError):  # for a metric that is not well known
         usual = "minimize" if metric_mode(metric) == "min" else "maximize"
         if direction != usual:
-            warnings.warn(
+            warn_user(
                 f"the study {study.study_name!r} is to {direction} {metric}: if that is not meant, "
-                f"create it with direction={usual!r}",
-                stacklevel=find_stacklevel(),
+                f"create it with direction={usual!r}"
             )
 
 

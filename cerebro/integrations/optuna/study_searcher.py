@@ -8,7 +8,6 @@ import datetime
 import math
 import sys
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from cerebro.arguments import find_stacklevel
+from cerebro.arguments import warn_user
 from cerebro.errors import InputError, RunError
 from cerebro.integrations.optuna.terms import ATTRIBUTE, storage_errors
 from cerebro.machine import generators
@@ -288,10 +287,9 @@ class StudySearcher(Searcher):
         added = int(state["count"]) + int(state["lost"])
         target = math.inf if self._wanted is None else self._wanted
         if target < added:
-            warnings.warn(
+            warn_user(
                 f"n_trials={target}, but the run {self._study.run} has added {added} trials to the "
-                "study and adds no more; give another run= to add more",
-                stacklevel=find_stacklevel(),
+                "study and adds no more; give another run= to add more"
             )
         return target > added and bool(self._wanted != state["wanted"])
 

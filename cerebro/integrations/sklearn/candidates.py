@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ import numpy as np
 from sklearn import get_config
 from sklearn.base import clone
 
-from cerebro.arguments import find_stacklevel
+from cerebro.arguments import warn_user
 from cerebro.errors import InputError
 from cerebro.integrations.sklearn.model import Model
 from cerebro.integrations.sklearn.steps import kind_of, steps_of
@@ -259,16 +258,13 @@ def conclude(result: Result, originals: Originals, refit: Any) -> dict[str, Any]
     trials = result.trials
     failed = [trial for trial in trials if trial.status in FAILED]
     if failed:
-        warnings.warn(
-            f"{len(failed)} of {len(trials)} configurations failed, the first: {failed[0].error}",
-            stacklevel=find_stacklevel(),
+        warn_user(
+            f"{len(failed)} of {len(trials)} configurations failed, the first: {failed[0].error}"
         )
     table = cv_results(result, originals)
     means = table["mean_test_score"]
     if not failed and not np.isfinite(means).all():
-        warnings.warn(
-            f"One or more of the test scores are non-finite: {means}", stacklevel=find_stacklevel()
-        )
+        warn_user(f"One or more of the test scores are non-finite: {means}")
     if callable(refit):
         index = _check_index(refit(table), len(trials))
     else:

@@ -15,13 +15,12 @@ import os
 import queue
 import sqlite3
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cerebro.arguments import find_stacklevel
+from cerebro.arguments import warn_user
 from cerebro.errors import CorruptDataError, text_of
 from cerebro.machine import durable
 from cerebro.run.records import EpochRecord, TrialRecord
@@ -502,7 +501,7 @@ class Store:
 
     def _check(self) -> None:
         while self._news:
-            warnings.warn(self._news.pop(0), stacklevel=find_stacklevel())
+            warn_user(self._news.pop(0))
         error = self._error
         if error is not None:
             file = self.folder / FILE if isinstance(error, sqlite3.Error) else self.folder
