@@ -472,17 +472,30 @@ class Stop:
             raise KeyboardInterrupt
 
 
+@pytest.fixture(scope="module")
+def stopped_runs(tmp_path_factory):
+    """Runs that were interrupted in the second epoch of both trials, by where their slots are."""
+    folders = {}
+    for place in ("in the run's folder", "elsewhere"):
+        folder = folders[place] = tmp_path_factory.mktemp("stopped")
+        x = np.random.default_rng(0).normal(size=(90, 2))
+        cerebro.shard({"x": x, "y": x.sum(1)}, folder / "data", shards=3)
+        slots = folder / "elsewhere" if place == "elsewhere" else folder / "run" / "states"
+        state_dir = slots if place == "elsewhere" else None
+        with pytest.raises(KeyboardInterrupt):
+            search(folder, state_dir=state_dir, callbacks=[Stop(13)], live_models=1)
+        assert {file.stem for file in slots.glob("*.slots")} == {"0", "1"}
+    return folders
+
+
 @pytest.fixture(params=["in the run's folder", "elsewhere"])
-def stopped(request, tmp_path):
-    """A run that was interrupted in the second epoch of both trials; where its slots are."""
-    x = np.random.default_rng(0).normal(size=(90, 2))
-    cerebro.shard({"x": x, "y": x.sum(1)}, tmp_path / "data", shards=3)
-    state_dir = tmp_path / "elsewhere" if request.param == "elsewhere" else None
-    with pytest.raises(KeyboardInterrupt):
-        search(tmp_path, state_dir=state_dir, callbacks=[Stop(13)], live_models=1)
-    folder = state_dir or tmp_path / "run" / "states"
-    assert {file.stem for file in folder.glob("*.slots")} == {"0", "1"}
-    return tmp_path / "run", folder
+def stopped(request, stopped_runs, tmp_path):
+    """A copy of a run that was interrupted; where its slots are."""
+    original = stopped_runs[request.param]
+    shutil.copytree(original, tmp_path, dirs_exist_ok=True)
+    run = tmp_path / "run"
+    change(run, f"UPDATE meta SET value = replace(value, '{original}', '{tmp_path}')")
+    return run, tmp_path / "elsewhere" if request.param == "elsewhere" else run / "states"
 
 
 def test_slots_of_a_stopped_run_are_checked(stopped, capsys):
