@@ -314,6 +314,7 @@ def find_stacklevel() -> int:
 
 
 def warn_user(text: str) -> None:
+    """Warn at the user's line that has called Cerebro."""
     warnings.warn(text, stacklevel=find_stacklevel())
 
 
@@ -341,7 +342,7 @@ def _explain_keyword(called: str, wrong: str, words: Words, known: list[str]) ->
 
 
 def read_switch(variable: str, *, default: bool) -> bool:
-    """Return whether a variable is 1, not 0, or `default` if it is not set; or raise InputError."""
+    """Return whether an environment variable is 1, and not 0 (unset: `default`)."""
     value = os.environ.get(variable, str(int(default)))
     if value not in ("0", "1"):
         raise InputError(f"the variable {variable} is {value!r}: set it to 0 or 1")

@@ -238,7 +238,7 @@ def train_rest(
     request: ResumeRequest,
     searcher: Searcher | None,  # not set up
 ) -> Result:
-    """Train the rest of a run; `searcher`, if not None, replaces that of the run's record."""
+    """Train the rest of a run that this process owns; without `searcher`, with the recorded one."""
     the_searcher = searcher_of(saved, settings, request, searcher)
     loop = saved.meta.get("search_loop")
     if request.more and loop:  # ask the searcher again, although it had nothing more to suggest

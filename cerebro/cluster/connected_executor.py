@@ -28,7 +28,7 @@ class EngineExecutor(ClusterExecutor):
     """Runs a search on agents that an engine starts; subclasses choose the engine."""
 
     _at: tuple[str, int] | None = None  # the host and port to listen at; None: any free port
-    _key_file: Path | None = None  # of the key; None: a new key for each run
+    _key_file: Path | None = None  # the file with the key; None: a new key for each run
 
     @abstractmethod
     def _make_engine(self, context: RunContext) -> Engine:

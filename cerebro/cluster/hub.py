@@ -270,7 +270,7 @@ class Hub:
         """Call a method of an agent; return its future, and the state that it will leave."""
         future: Future[Any] = Future()
         number = next(self._numbers)
-        has_state = method == "run"
+        has_state = method == "run"  # no other method leaves a state
         ref = agent.states.make(number) if has_state else None
         is_plain = has_state and isinstance(arguments[0], Task)
         message = number, lane, method, arguments, agent.states.take_freed(), has_state

@@ -88,7 +88,7 @@ class StateIn:
 
 @dataclass(frozen=True)
 class JobResult:
-    event: Event | None  # None: its first state could not be fetched, or the task was dropped
+    event: Event | None  # None: the task was dropped, or the state it begins with is missing
     missing: str = ""  # why it could not be fetched
     is_full: bool = False  # whether it could not be stored because the node's disk is full
     is_dropped: bool = False

@@ -181,7 +181,7 @@ class HeldStates:
 
     def __init__(self) -> None:
         self._states: dict[int, list[HeldState]] = {}
-        self.keeping: dict[int, int] = {}  # by trial: the position of a state that is being kept
+        self.keeping: dict[int, int] = {}  # by trial: the position of a state on its way to the run
 
     def add(self, trial: int, state: HeldState) -> None:
         """Add the state of a unit; of the older ones, keep the newest from elsewhere."""

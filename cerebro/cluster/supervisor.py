@@ -68,7 +68,7 @@ from cerebro.worker.messages import (
     WorkerShare,
 )
 
-MAX_LOG_BYTES = 1 << 20  # of a unit's output that is kept: the middle of more is left out
+MAX_LOG_BYTES = 1 << 20  # kept of a unit's output; the middle of a longer one is left out
 
 
 class LateCall(Exception):
@@ -484,7 +484,6 @@ class Supervisor:
 
 
 def _open_data(data: DataAt) -> Dataset:
-    """Open a dataset; raise CorruptDataError if this fails."""
     kind = PlacedDataset if data.in_parts else Dataset
     try:
         return kind.from_spec(data.spec)

@@ -79,7 +79,6 @@ class Supply:
 
     @cached_property
     def _lots(self) -> Sequence[Sequence[int]]:
-        """The shards of each lot."""
         if self.derives:
             return [[shard] for shard in range(self._context.train.num_shards)]
         return self._context.order().pools

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,9 @@ class HopCheck:
             raise UnfitDataError(event.error)
         self.workers.append(event.worker)
         # Most is known of a model that has trained, more of one that was built than of none.
-        self.model = max(self.model, event.model, key=attrgetter("state_bytes", "parameter_order"))
+        is_built = event.model.parameter_order != ""
+        if event.model.state_bytes or (is_built and not self.model.state_bytes):
+            self.model = event.model
         self.environment = event.environment or self.environment
         self.read = event.read or self.read
         self.warned += event.warned
@@ -95,14 +96,15 @@ class HopCheck:
         if self.environment is None or is_gpu(device) == uses_gpu(self.environment):
             return
         count = len(self.workers)
-        text = (
-            f"JAX computes on a GPU, which {count} worker(s) for the CPU share: "
-            "give devices='cuda' for a worker per GPU, or set JAX_PLATFORMS=cpu"
-        )
         if is_gpu(device):
             text = (
                 f"the model computes on the CPU, but {count} worker(s) have a GPU each: put it on "
                 "info.device, or give devices='cpu' for a worker per core"
+            )
+        else:
+            text = (
+                f"JAX computes on a GPU, which {count} worker(s) for the CPU share: "
+                "give devices='cuda' for a worker per GPU, or set JAX_PLATFORMS=cpu"
             )
         warnings.warn(text, stacklevel=3)
 

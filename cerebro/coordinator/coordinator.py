@@ -263,7 +263,6 @@ class Coordinator:
 
     @property
     def _is_halted(self) -> bool:
-        """Whether no unit may begin now."""
         return self.is_stopped or self._commands.paused
 
     def _dispatch_units(self) -> None:
@@ -520,6 +519,7 @@ class Coordinator:
             self._apply_commands(trial)
 
     def cancel_units(self) -> None:
+        """End the units in flight at their next batch, if the executor supports it."""
         self._dispatcher.cancel_units()
 
     def _take_commands(self) -> None:

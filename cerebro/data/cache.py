@@ -37,6 +37,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import cerebro._core as _core
 from cerebro.data.manifest import (
@@ -218,7 +219,7 @@ class Cache:
                 self._changing.notify_all()
 
     def _pull_missing(self, objects: Objects, checksum: str, shards: Sequence[int]) -> int:
-        with (self.data(checksum) / PULLING).open("ab") as lock:
+        with _open_lock(self.data(checksum) / PULLING) as lock:
             while True:  # until no other process pulls the dataset, or the cache is closed
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -329,7 +330,7 @@ class Cache:
     def _remove_unused(self, checksum: str) -> bool:
         """Remove a dataset; return False if a process uses it."""
         mark = self._mark(checksum)
-        with mark.open("ab") as lock:
+        with _open_lock(mark) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(self.data(checksum), ignore_errors=True)
@@ -389,6 +390,10 @@ class Cache:
     def _check_open(self) -> None:
         if self._is_closing:
             raise StorageError("the cache of this node is being closed")
+
+
+def _open_lock(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "rb")
 
 
 def _bytes_below(folder: Path) -> int:

@@ -391,7 +391,9 @@ def _compare_first(recipe: Recipe, arrived: Arrived, entry: ShardEntry) -> None:
 def _find_gpu_kind(device: str) -> str:
     """Return the kind of the GPU that this process computes on; empty if it has none."""
     kinds = {entry.name: entry.label for entry in lookup().devices}
-    return kinds.get(device, next(iter(kinds.values()), ""))
+    if device in kinds:
+        return kinds[device]
+    return next(iter(kinds.values()), "")
 
 
 # --- sizes and keys -----------------------------------------------------------------

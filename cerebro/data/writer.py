@@ -381,8 +381,8 @@ class _Spooled:
                 append(file, wider, self._convert_values(piece, self.dtype, dtype))
         self.file.close()
         wider.replace(self.path)
-        self.file = self.path.open("ab", buffering=0)
         self.dtype = dtype
+        self.file = self.path.open("ab", buffering=0)
 
 
 def _is_flat(data: ColumnData) -> bool:

@@ -219,7 +219,6 @@ class WarmWorkers:
         self._pid = os.getpid()
 
     def take(self, kind: WorkerKind, program: Program) -> WorkerProcess | None:
-        """Return a worker that trains with this program; None if there is none."""
         variables = _inherited_variables()
         with self._lock:
             if self._pid != os.getpid():  # in a fork, the workers belong to the parent

@@ -69,10 +69,11 @@ def pickle_context(context: object) -> bytes:
     try:
         _Pickler(out).dump(context)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
-        what, cure = "build", "create the objects that it needs inside build"
         # A build that the user has not written says what the user has given instead.
-        if (given := getattr(getattr(context, "build", None), "unsent", None)) is not None:
-            what, cure = given, "give objects that pickle can copy"
+        what = getattr(getattr(context, "build", None), "unsent", None)
+        cure = "give objects that pickle can copy"
+        if what is None:
+            what, cure = "build", "create the objects that it needs inside build"
         raise InputError(
             f"{what} cannot be sent to worker processes ({error}): {cure}, or train in this "
             "process with workers=0"

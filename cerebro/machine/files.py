@@ -71,7 +71,7 @@ def is_plain_name(name: object) -> bool:
 
 
 def read_bytes(path: Path, limit: int | None = None) -> bytes:
-    """Read a file; raise CorruptDataError if it is a link, not regular, or above `limit` bytes."""
+    """Read a regular file of up to `limit` bytes; raise OSError, or CorruptDataError for others."""
     fd = open_plain(path, os.O_RDONLY)
     with open(fd, "rb") as file:  # noqa: PTH123
         info = os.fstat(fd)
@@ -86,7 +86,7 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
 
 
 def open_plain(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a file, never following a link (LinkError) or waiting for a pipe's other end."""
+    """Open a file as `os.open` does, but raise LinkError for a link, and never wait for a pipe."""
     try:
         return os.open(path, flags | _NEVER_WAIT, 0o644)
     except OSError as error:

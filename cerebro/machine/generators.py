@@ -355,7 +355,6 @@ class Memory:
 
 
 def find_memory() -> Memory | None:
-    """Return the generators' memory; None if it is not known."""
     located = _locate_memory()
     # np.random.set_bit_generator exchanges it.
     if located is None or _legacy()._bit_generator is not located.bit_generator:

@@ -23,10 +23,10 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from cerebro.errors import InputError
@@ -89,11 +89,16 @@ def find_uninstalled(names: Iterable[str]) -> Iterator[tuple[str, str]]:
             yield name, file
 
 
-def ask_finders(finders: Iterable[Any], name: str, *context: Any) -> ModuleSpec | None:
+def ask_finders(
+    finders: Iterable[Any], name: str, path: Sequence[str] | None, target: ModuleType | None = None
+) -> ModuleSpec | None:
     """Return how the first of these finders that knows a module would import it."""
-    finds = [finder.find_spec for finder in finders if hasattr(finder, "find_spec")]
-    specs = (find(name, *context) for find in finds)
-    return next((spec for spec in specs if spec is not None), None)
+    for finder in finders:
+        if hasattr(finder, "find_spec"):
+            spec: ModuleSpec | None = finder.find_spec(name, path, target)
+            if spec is not None:
+                return spec
+    return None
 
 
 def _is_found(name: str, file: str) -> bool:

@@ -251,7 +251,6 @@ def _read_sources(root: str, sources: dict[str, bytes], seen: set[tuple[int, int
 
 
 def _read_content(file: str) -> bytes | None:
-    """Return what a file has now; None if it cannot be read."""
     stamp = _stamp(file)
     if stamp is None:
         return None

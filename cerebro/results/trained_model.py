@@ -288,7 +288,6 @@ def join_by_row(data: Dataset, held_out: Sequence[Dataset], predictions: Sequenc
 
 
 def _find_rows(data: Dataset, view: Dataset) -> Array:
-    """Return the row numbers, in `data`, of the rows of a view."""
     numbers, start = [], 0
     for whole, part in zip(data.view.parts, view.view.parts, strict=True):
         held = _as_numbers(part)

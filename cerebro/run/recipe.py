@@ -135,7 +135,6 @@ class Recipe:
 
     @property
     def script_is_unchanged(self) -> bool:
-        """Whether the recorded file is there, as it was."""
         return self.file_hash is not None and _hash_of(self.file) == self.file_hash
 
     def _explain_not_found(self, why: str) -> str:

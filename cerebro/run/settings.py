@@ -49,7 +49,7 @@ class Batches:
     stagger: bool = True
 
     def size_of(self, config: Mapping[str, Any]) -> int:
-        """Return the batch size; raise InputError unless exactly one of both gives a valid one."""
+        """Return the batch size, which is in the space or of the search, or raise InputError."""
         if "batch_size" in config and self.batch_size is not None:
             raise InputError(
                 "batch_size is given twice, as batch_size= and in the space: leave out one of them"

@@ -156,7 +156,9 @@ class Trunk:
             "layers": self.layers,
             "inputs": self.inputs,
             "weights": _hash_of_tensors(self.net),
-            "code": checksum_of([_describe_module(*named) for named in self.net.named_modules()]),
+            "code": checksum_of(
+                [_describe_module(name, part) for name, part in self.net.named_modules()]
+            ),
             "torch": torch.__version__,
             "cpu": torch.backends.cpu.get_cpu_capability(),
             "threads": self.threads,

@@ -117,7 +117,6 @@ class _Arguments:
         return self[name] if name in self._places else default
 
     def has_number(self, name: str) -> bool:
-        """Return whether an argument is a number, or a tensor with one."""
         return is_number(self[name]) or _is_value(self[name], self.out)
 
     def make(self, operation: str, *operands: str, number: str = "") -> list[Operation] | None:

@@ -36,7 +36,7 @@ class Network(Part):
         self.device = self._parameters[0].device
         self._is_on_gpu = self.device.type == "cuda"
         self.names = ParameterNames(net, loss)
-        self._built_with = len(self._parameters)  # parameters of layers added in training follow
+        self._built_with = len(self._parameters)  # those of layers added in training follow these
         self._is_partial = is_partial
         # The size of the state tells how much memory a model uses, but these are not in the state.
         frozen = [*net.buffers(), *(p for p in net.parameters() if not p.requires_grad)]

@@ -32,6 +32,7 @@ class Different(Exception):
 
 
 def describe_error(what: str, error: Exception) -> str:
+    """Return why steps are not recorded: `what`, unless a replay differs, and the error."""
     if isinstance(error, Different):
         return f"it is not the ordinary step: {error}"
     return f"{what}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -89,7 +89,6 @@ class Updates(Part):
             self.make()
 
     def end_batch(self, phase: int) -> None:
-        """Count a batch that was trained on in `phase`."""
         if self.accumulate != 1:
             self.pending = (phase % (2 * self.accumulate) + 1) % self._window
             if self.pending == 0:
@@ -104,7 +103,6 @@ class Updates(Part):
             self._scheduler_due = True
 
     def make(self) -> None:
-        """Make an update from the gradients, and drop them."""
         self.pending = 0
         scaler = self.scaler
         if self._clip_norm is not None:

@@ -161,7 +161,7 @@ def places_of(value: Any) -> Iterator[tuple[str, _Place]]:
     if isinstance(value, types.FunctionType):
         names = value.__code__.co_freevars
         for name, cell in zip(names, value.__closure__ or (), strict=True):
-            if cell != types.CellType():  # unless it is still empty
+            if cell != types.CellType():  # cells are equal if both are still empty
                 yield f".{name}", _Place(cell, "cell_contents", is_attribute=True)
         return
     for name in _slots_of(value):

@@ -203,9 +203,11 @@ class UnitRunner:
             kind = "worker"
         elif isinstance(error, StorageError) or is_full(error):
             kind = "storage"
-        cause, text, place = text_of(error, 2000), "", ""
         bases: tuple[str, ...] = ()
-        if kind == "error":
+        text = place = ""
+        if kind != "error":
+            cause = text_of(error, 2000)
+        else:
             bases, place = user_errors.bases_of(error), user_errors.place_of(error)
             cause = self.describe_cause(error, strip_study(task.config))
             text = user_errors.traceback_of(error)
@@ -482,6 +484,7 @@ class UnitRunner:
         epochs: int | None = None,
         reads: Reads | None = None,
     ) -> LiveModel:
+        """Build a trial's model for `epochs` (None: the run's); note in `reads` what it reads."""
         context = self.context
         info = models.make_info(
             context.views(trial)[0],

@@ -136,7 +136,11 @@ class RayAgent(RemoteAgent):
 
 
 class RayCluster(Hub):
-    """A Ray cluster, with several agents on a node; `needs`, with ``"CPU"``, are those of each."""
+    """A Ray cluster, whose nodes have several agents each.
+
+    `needs` are the Ray resources of each worker, including ``"CPU"``. `autoscale` says whether to
+    ask the autoscaler for nodes.
+    """
 
     dials_in = False
 

@@ -103,7 +103,7 @@ class Executor(EngineExecutor):
 
     def _find_own_host(self) -> str:
         host: str = self._get_running_context().getConf().get("spark.driver.host")
-        return "127.0.0.1" if host == "localhost" else host
+        return "127.0.0.1" if host == "localhost" else host.strip("[]")  # around an IPv6 address
 
     def _get_context(self) -> Any:
         from pyspark.sql import SparkSession

@@ -207,7 +207,9 @@ def _bytes(array: Any) -> ColumnData:
     data = np.frombuffer(buffer or b"", np.uint8)
     flat = data[ends[0] : ends[-1]] if len(ends) else data[:0]
     ragged = ColumnData(flat, "uint8", offsets_of(np.diff(ends)), binary=True)
-    return (ragged.as_fixed() or ragged) if len(flat) else ragged
+    if not len(flat):  # empty rows have no length
+        return ragged
+    return ragged.as_fixed() or ragged
 
 
 def _first_null(array: Any) -> int:

@@ -76,7 +76,7 @@ class CsvSource(FileSource):
                 names = choose_columns(header, wanted, f"'{self.path}'")
                 places = {name: header.index(name) for name in names}
                 first = 0
-                lines = self._check_widths(reader, len(header))
+                lines = self._read_rows(reader, len(header))
                 while rows := list(islice(lines, CHUNK_ROWS)):
                     cells = list(zip(*rows, strict=True))
                     self._refuse_nul(header, cells)
@@ -88,7 +88,7 @@ class CsvSource(FileSource):
             except UnicodeDecodeError as error:
                 raise InputError(f"'{self.path}' is not UTF-8: {error}; convert it") from None
 
-    def _check_widths(self, reader: Iterator[list[str]], width: int) -> Iterator[list[str]]:
+    def _read_rows(self, reader: Iterator[list[str]], width: int) -> Iterator[list[str]]:
         for cells in filter(None, reader):  # without empty lines
             if len(cells) != width:
                 line = reader.line_num  # type: ignore[attr-defined]

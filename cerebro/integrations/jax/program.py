@@ -87,7 +87,10 @@ def _find_extra_arguments(function: Callable[..., Any] | None, filled: int) -> f
 
 
 class Carry(Unchecked):
-    """The values that training replaces: (parameters, optimizer's state, variables, steps)."""
+    """The values that training replaces: (parameters, optimizer's state, variables, steps).
+
+    A training step consumes the arrays of the carry, except those marked by `lend`.
+    """
 
     def __init__(self, tree: Any) -> None:
         self.tree = tree

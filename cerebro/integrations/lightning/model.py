@@ -294,7 +294,10 @@ class LightningModel(TorchModel):
         if is_closed and hasattr(self.net, "on_validation_model_zero_grad"):
             self._hooks.call("on_validation_model_zero_grad")
         with self._evaluating():
-            return self._evaluate(batches)
+            try:
+                return self._evaluate(batches)
+            finally:
+                self._log.val.reset()
 
     def _evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
         call_hook = self._hooks.call
@@ -332,7 +335,6 @@ class LightningModel(TorchModel):
             for part, mode in modes:
                 part.training = mode
             trainer.validating = False
-            self._log.val.reset()
 
     def predict_batch(self, batch: Batch) -> Any:
         """Return the result of ``predict_step``, or of ``forward`` if it is not defined."""

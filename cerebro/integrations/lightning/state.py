@@ -401,7 +401,10 @@ class ModuleLog:
         return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(default)
 
     def finish(self, stage: str, hook: str) -> dict[str, float]:
-        """Call the hook at the end of an epoch; return the epoch's values by Cerebro's names."""
+        """Call the hook at the end of an epoch; return the epoch's values by Cerebro's names.
+
+        Afterwards, the trainer has them by Lightning's names.
+        """
         logs = self.train if stage == "train" else self.val
         self._trainer.read_logs = logs.list_epoch_values  # the hook may read them
         try:

@@ -256,7 +256,10 @@ CONSTANTS = {
 
 
 class Trainer:
-    """A stand-in for Lightning's Trainer: the trial's position, and what a module reads."""
+    """A stand-in for Lightning's Trainer: the trial's position, and what a module reads.
+
+    It also has the attributes of its `Options`, and those in `CONSTANTS`.
+    """
 
     def __init__(
         self, module: Any, info: Info, device: Any, options: Options, hooks: Hooks

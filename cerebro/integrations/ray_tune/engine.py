@@ -278,7 +278,10 @@ class Engine:
         self._end_if_idle()
 
     async def train(self, proxy: str, folder: str, call: dict[str, Any]) -> dict[str, Any]:
-        """Return an epoch that is trained now or stored: its `Checkpoint` and ``metrics``."""
+        """Train an epoch, or return it from the store.
+
+        Returns the fields of its `Checkpoint`, and ``metrics``; or ``error``.
+        """
         self._proxies[proxy] = Path(folder)  # it may have registered before the engine restarted
         try:
             session = self._open_session(Path(folder))

@@ -147,7 +147,10 @@ class TuneSearcher(Searcher):
     # --- reporting -------------------------------------------------------
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
-        """Return the scheduler's decision; raise InputError if it is not the resumed run's."""
+        """Report an epoch to the scheduler and the search algorithm; return their decision.
+
+        Raises InputError if a resumed run's scheduler has ended the trial, but had not before.
+        """
         if not self.adaptive:
             return Decision.CONTINUE
         if trial not in self._trials:
@@ -205,7 +208,7 @@ class TuneSearcher(Searcher):
     def get_trials(self) -> list[TuneTrial]:
         return self._live
 
-    get_live_trials = get_trials
+    get_live_trials = get_trials  # the same here, where ended trials are forgotten
 
     def stop_trial(self, trial: TuneTrial) -> None:
         """End a trial that is paused or has not begun."""
@@ -234,7 +237,11 @@ class TuneSearcher(Searcher):
     def wants_more(
         self, state: Mapping[str, Any], n_trials_before: int | None, n_trials: int | None
     ) -> bool:
-        """Return whether `num_samples` or `n_trials` differs; raise InputError if it must not."""
+        """Return whether `num_samples` or `n_trials` is larger than before.
+
+        Raises InputError if `num_samples` is smaller, or if a scheduler that pauses trials would
+        get more.
+        """
         samples = self._num_samples
         before = state["num_samples"] if state else samples  # else nothing was suggested yet
         if self._source.samples < (math.inf if before == -1 else before):

@@ -276,7 +276,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         return True
 
     def cleanup(self) -> None:
-        """Disconnect from the engine, which ends when no trial uses it."""
+        """Disconnect from the engine, which ends when no trial uses it; also between two trials."""
         with contextlib.suppress(Exception):  # the engine has ended
             ray.get(self._engine.leave.remote(self._id, self._trial), timeout=LEAVE_SECONDS)
 

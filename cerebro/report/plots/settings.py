@@ -454,7 +454,7 @@ def _draw_dots(
         "linewidth": style.linewidth,
         "zorder": style.zorder,
     }
-    if style.marker != "x":  # a cross has no edge
+    if style.marker != "x":  # a cross has its face's color; matplotlib warns of an edge's
         marks["edgecolor"] = style.edge
     valued = [n for n in trials if math.isfinite(values[n])]
     others = [n for n in trials if not math.isfinite(values[n])]

@@ -254,12 +254,16 @@ def test_a_failed_folder_sync_raises_after_the_file_is_replaced(tmp_path: Path, 
     assert (tmp_path / "note").read_bytes() == b"late"
 
 
-def test_a_stale_temporary_file_is_not_in_the_way(tmp_path: Path) -> None:
-    stale = tmp_path / f"note.tmp-{os.getpid()}-0"
-    stale.write_bytes(b"left by a dead process")
-    durable.replace_file(tmp_path / "note", b"fresh")
-    assert (tmp_path / "note").read_bytes() == b"fresh"
-    assert stale.read_bytes() == b"left by a dead process"
+def test_files_of_other_processes_are_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "urandom", bytes)
+    other = tmp_path / f"note.tmp-{'00' * 8}"
+    other.write_bytes(b"being written by another process")
+    with pytest.raises(FileExistsError, match="cannot create"):
+        durable.replace_file(tmp_path / "note", b"new")
+    assert other.read_bytes() == b"being written by another process"
+    assert not (tmp_path / "note").exists()
 
 
 def test_replacing_a_link_leaves_its_target(tmp_path: Path) -> None:
