@@ -69,15 +69,18 @@ def pickle_context(context: object) -> bytes:
     try:
         _Pickler(out).dump(context)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
+        text = (
+            f"build cannot be sent to worker processes ({error}): create the objects that it needs "
+            "inside build"
+        )
         # A build that the user has not written says what the user has given instead.
-        what = getattr(getattr(context, "build", None), "unsent", None)
-        cure = "give objects that pickle can copy"
-        if what is None:
-            what, cure = "build", "create the objects that it needs inside build"
-        raise InputError(
-            f"{what} cannot be sent to worker processes ({error}): {cure}, or train in this "
-            "process with workers=0"
-        ) from error
+        unsent = getattr(getattr(context, "build", None), "unsent", None)
+        if unsent is not None:
+            text = (
+                f"{unsent} cannot be sent to worker processes ({error}): give objects that pickle "
+                "can copy"
+            )
+        raise InputError(f"{text}, or train in this process with workers=0") from error
     return out.getvalue()
 
 

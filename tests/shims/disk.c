@@ -74,9 +74,12 @@ enter_fd(const char *name, int fd)
 
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     length = readlink(link, path, sizeof path - 1);
-    if (length < 0 || path[0] != '/' || strncmp(path, "/dev/", 5) == 0)
+    if (length < 0)
         return 0;
     path[length] = '\0';
+    if (path[0] != '/' ||
+        (strncmp(path, "/dev/", 5) == 0 && strncmp(path, "/dev/shm/", 9) != 0))
+        return 0;
     return enter(name, path);
 }
 

@@ -102,6 +102,7 @@ def free(monkeypatch, amounts):
         return next(n for part, n in amounts.items() if part in str(folder))
 
     monkeypatch.setattr(before_training, "free_bytes", found)
+    monkeypatch.setattr(files_module, "file_system", lambda folder: "ext4")
 
 
 def test_a_run_that_cannot_fit_is_refused_before_anything_is_trained(data, tmp_path, monkeypatch):
