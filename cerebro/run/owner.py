@@ -361,7 +361,15 @@ def _read_process(fd: int) -> Process | None:
         fields = json.loads(os.pread(fd, 4096, 0))
         start = fields.get("start")
         process = Process(int(fields["pid"]), str(fields["host"]), start and str(start))
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ):
         return None
     # kill() takes other numbers as groups of processes.
     return process if 0 < process.pid < 2**31 else None
