@@ -33,6 +33,7 @@ class InlineExecutor:
 
     def start(self, context: RunContext) -> list[int]:
         self._settings.enter_context(settings_of_run(context.libraries))
+        self._settings.enter_context(_show_debugger())
         guard.use_program(context.program)
         self._runner = UnitRunner(context, worker=0)
         return [0]
@@ -50,7 +51,7 @@ class InlineExecutor:
         # a search in another thread.
         device = self._runner.context.device
         keep = generators.reserve_generators("torch" in sys.modules)
-        with keep, use_device(device), _keep_directory(), guard_trial(), _show_debugger():
+        with keep, use_device(device), _keep_directory(), guard_trial():
             return [jobs.execute(self._runner, task)]
 
     def replace(self, worker: int) -> int:
@@ -75,7 +76,7 @@ def _keep_directory() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _show_debugger() -> Iterator[None]:
-    """Have ``breakpoint()`` print where the user looks: what a unit prints goes to its log."""
+    """Have ``breakpoint()`` print to this standard output: what a unit prints goes to its log."""
     stdout, before = sys.stdout, sys.breakpointhook
 
     def set_trace(*_: Any, **__: Any) -> None:

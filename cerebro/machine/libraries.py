@@ -61,6 +61,8 @@ class LibrarySettings:
             importlib.import_module(self.name)
             module = self.module()
         now = {} if module is None else self._read(module)
+        if now == settings:  # as after almost every unit
+            return
         changes = {
             name: settings[name]
             for name in self.FIRST

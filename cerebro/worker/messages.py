@@ -134,7 +134,7 @@ class RunContext:
         """Return the order of the rows on which a trial is trained; all have as many parts."""
         return self._orders[trial % len(self._orders)]
 
-    @property
+    @cached_property
     def units_per_epoch(self) -> int:
         return self.order().num_parts + self.validates
 

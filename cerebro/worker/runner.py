@@ -581,11 +581,12 @@ class UnitRunner:
         With `strict`, such an operation raises an error for `tolerates`.
         """
         exactness, device = self.context.exactness, self.context.device
-        notes: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if exactness.may_be_inexact_on(device):
-            notes = flags.note_operations(set() if not_exact is None else not_exact)
-        with exactness.compute_on(device, strict=strict), notes:
-            yield
+        with exactness.compute_on(device, strict=strict):
+            if not exactness.may_be_inexact_on(device):
+                yield
+                return
+            with flags.note_operations(set() if not_exact is None else not_exact):
+                yield
 
     def tolerates(self, error: BaseException, not_exact: set[str]) -> bool:
         """Return whether the work may run again without `strict`; add the operation's name."""
