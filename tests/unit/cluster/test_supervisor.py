@@ -193,7 +193,7 @@ def test_output_of_a_unit_that_has_begun_is_not_lost(one, tmp_path):
 
 
 NOBODY = 65534
-TEMPORARY = os.environ.get("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+TEMPORARY = (tempfile.gettempdir(), os.environ.get("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir()))
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def as_nobody(tmp_path):
     is_root = os.geteuid() == 0
     if is_root:
         for parent in (tmp_path, *tmp_path.parents):
-            if parent.stat().st_uid == 0 and parent.is_relative_to(TEMPORARY):
+            if parent.stat().st_uid == 0 and any(map(parent.is_relative_to, TEMPORARY)):
                 parent.chmod(parent.stat().st_mode | 0o011)
         os.seteuid(NOBODY)
     yield is_root
