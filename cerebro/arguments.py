@@ -305,17 +305,12 @@ def explain_keywords(
     return decorate
 
 
-def find_stacklevel() -> int:
-    """Return the ``stacklevel`` with which a warning names the user's line, not Cerebro's."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(OWN_PREFIX):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
 def warn_user(text: str) -> None:
     """Warn at the user's line that has called Cerebro."""
-    warnings.warn(text, stacklevel=find_stacklevel())
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(OWN_PREFIX):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 def _list_keywords(function: Callable[..., object]) -> tuple[str, ...]:

@@ -309,9 +309,9 @@ def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None
     for place in places:
         free = free_bytes(place.folder)
         if place.needs.least > free:
-            raise InputError(_explain_demand(plan, place, free))
+            raise InputError(_explain_demand(plan, place, free, is_certain=True))
         if place.needs.likely > free:
-            warnings.warn(_explain_demand(plan, place, free), stacklevel=2)
+            warnings.warn(_explain_demand(plan, place, free, is_certain=False), stacklevel=2)
 
 
 def _estimate_demand(settings: Settings, searcher: Searcher, state_bytes: int) -> StateDemand:
@@ -328,10 +328,11 @@ def _estimate_demand(settings: Settings, searcher: Searcher, state_bytes: int) -
     )
 
 
-def _explain_demand(plan: StateDemand, place: _Place, free: int) -> str:
-    verb, needed, thrifty = "is likely to need", place.needs.likely, place.thrifty.likely
-    if place.needs.least > free:
+def _explain_demand(plan: StateDemand, place: _Place, free: int, *, is_certain: bool) -> str:
+    if is_certain:
         verb, needed, thrifty = "needs at least", place.needs.least, place.thrifty.least
+    else:
+        verb, needed, thrifty = "is likely to need", place.needs.likely, place.thrifty.likely
     ends = "only the time limit ends the search"
     trials = ends if plan.trials is None else f"{plan.trials} trials"
     kind = " of memory, which is the disk there," if is_memory(place.folder) else ""

@@ -144,7 +144,7 @@ def _find_hop_problems(
         problems = find_differences(straight, hopped)
         if problems and _differs_from_itself(straight):
             return [_NOT_DETERMINISTIC]
-    # A model without epoch hooks of its own has nothing more to lose between epochs.
+    # Only a model that defines epoch hooks itself can lose anything more between epochs.
     if further and not problems and _has_own_epochs(straight.live.model):
         return _find_problems_of_next_epoch(straight, of_few_batches=False)
     return problems
