@@ -104,7 +104,7 @@ def test_the_study_is_the_same_with_any_number_of_workers(data, tmp_path):
     assert {state for _, _, state, _, _ in found[0]} == {"COMPLETE", "PRUNED"}
 
 
-def test_rows_are_taken_in_place_of_a_dataset(data, tmp_path):
+def test_rows_are_taken_in_place_of_a_dataset(data, tmp_path, monkeypatch):
     rows = {name: np.concatenate([data.shard(n)[name] for n in range(3)]) for name in ("x", "y")}
     found = []
     for number, given in enumerate([rows, cerebro.shard(rows, tmp_path / "set", progress=False)]):
@@ -114,6 +114,7 @@ def test_rows_are_taken_in_place_of_a_dataset(data, tmp_path):
         found.append((len(result), [t.params for t in study.trials], [t.epoch for t in result]))
         assert study.trials[0].system_attrs["cerebro"]["run"] == str(run)
     assert found[0] == found[1]
+    monkeypatch.chdir(tmp_path)
     again = optimize(new_study(), rows, n_trials=2)  # in a folder of its own
     assert (again.path / "data").is_dir() and len(again) == 2
 
