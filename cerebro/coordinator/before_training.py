@@ -43,6 +43,7 @@ class HopCheck:
     """The outcome of a hop check on the workers of a run."""
 
     workers: list[int] = field(default_factory=list)  # ready to train
+    starting: list[int] = field(default_factory=list)  # ready with the answer to their task
     # As in `CheckDone`:
     problems: Sequence[str] = ()
     model: ModelFacts = field(default_factory=ModelFacts)
@@ -95,7 +96,7 @@ class HopCheck:
         """Warn if the workers do not compute on `device`, to which they were assigned."""
         if self.environment is None or is_gpu(device) == uses_gpu(self.environment):
             return
-        count = len(self.workers)
+        count = len(self.workers) + len(self.starting)
         if is_gpu(device):
             text = (
                 f"the model computes on the CPU, but {count} worker(s) have a GPU each: put it on "
@@ -124,12 +125,14 @@ def check_hop(
 ) -> HopCheck:
     """Try a configuration on the first worker while the others import the model's libraries.
 
-    Lost workers are replaced; if that fails, another worker takes over the check. The first problem
-    ends the hop check. Raise InputError if the data does not fit the model, and WorkerError if no
-    worker is left.
+    Once it has passed, training need not wait for workers that are still `HopCheck.starting`. Lost
+    workers are replaced; if that fails, another worker takes over the check. The first problem ends
+    the hop check. Raise InputError if the data does not fit the model, and WorkerError if no worker
+    is left.
     """
     tried = HopCheck()
     unchecked: CheckTask | None = None
+    has_passed = False
     losses = 0
     pending: dict[int, CheckTask] = {}
 
@@ -139,7 +142,7 @@ def check_hop(
 
     for worker in workers:
         submit(worker, CheckTask(config, build_only=worker != workers[0]))
-    while pending:
+    while pending and not has_passed:
         for event in executor.wait(None):
             if isinstance(event, WorkerJoined):
                 submit(event.worker, CheckTask(config, build_only=True))
@@ -150,6 +153,8 @@ def check_hop(
                 tried.add(event)
                 if tried.problems:
                     return tried
+                # If it failed, what the others have built tells more of the model.
+                has_passed |= task is not None and not task.build_only and event.error is None
                 if unchecked is not None:
                     submit(tried.workers.pop(), unchecked)
                     unchecked = None
@@ -171,6 +176,7 @@ def check_hop(
                 continue
             submit(new, task or CheckTask(config, build_only=True))
     tried.workers.sort()
+    tried.starting = sorted(pending)
     return tried
 
 

@@ -99,6 +99,7 @@ def conduct(
             )
             hooks.notify("on_run_start", result)
             store.listeners = hooks.of_commits
+            starting: list[int] = []
             if first is not None:
                 progress.phase("trying the first configuration")
                 config = make_recordable(first.config)[0]
@@ -120,8 +121,8 @@ def conduct(
                 if tried.environment is not None:  # PyTorch may not be imported yet in this process
                     store.set_meta("environment", tried.environment)
                 store.set_meta("parameter_order", tried.model.parameter_order)
-                workers = tried.workers
-            coordinator.run(workers)
+                workers, starting = tried.workers, tried.starting
+            coordinator.run(workers, starting)
         result.refresh()
         progress.finished(coordinator.snapshot(), result)
         try:

@@ -147,14 +147,18 @@ class Coordinator:
 
     # --- the run ---------------------------------------------------------
 
-    def run(self, workers: Sequence[int]) -> None:
+    def run(self, workers: Sequence[int], starting: Sequence[int] = ()) -> None:
         """Train until no trial is left.
 
-        Raise RunError if every trial fails or the first ones fail alike, and CorruptDataError if a
-        data file is damaged.
+        Workers that are `starting` join when they have answered the task in progress. Raise
+        RunError if every trial fails or the first ones fail alike, and CorruptDataError if a data
+        file is damaged.
         """
+        begin = self._dispatcher.add if self._restored is None else self._dispatcher.start
         for worker in workers:
-            self._dispatcher.add(worker)
+            begin(worker)
+        for worker in starting:
+            self._dispatcher.expect(worker)
         if self._restored is not None:
             self._resume_run(self._restored)
         self._advance_searcher()

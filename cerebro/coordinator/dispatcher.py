@@ -64,13 +64,13 @@ class Dispatcher:
         self._in_flight: dict[int, messages.Task] = {}
         self._queued: dict[int, messages.Task] = {}
         self._begun: list[int] = []  # workers that have begun a unit since units were queued
-        self._warming: set[int] = set()  # workers that are still importing
+        self._warming: set[int] = set()  # workers that are still starting and importing
         self._libraries: set[str] = set()
         self._losses = LostWorkers(context.limits.max_retries)
 
     def __len__(self) -> int:
-        """Return the number of workers that can run units."""
-        return len(self._schedule_worker)
+        """Return the number of workers that can run units, now or once they have started."""
+        return len(self._schedule_worker.keys() | self._warming)
 
     @property
     def is_idle(self) -> bool:
@@ -95,6 +95,8 @@ class Dispatcher:
 
     def submit(self, worker: int, task: messages.Task) -> None:
         self._in_flight[worker] = task
+        if worker in self._warming:  # `end_warming` sends it
+            return
         self._begun.append(worker)
         self.executor.submit(worker, task)
 
@@ -144,7 +146,7 @@ class Dispatcher:
         """End the units in flight at their next batch, if the executor supports it."""
         cancel = getattr(self.executor, "cancel", None)
         if cancel is not None:
-            for worker in list(self._in_flight):
+            for worker in self._in_flight.keys() - self._warming:
                 cancel(worker)
 
     def add(self, worker: int) -> None:
@@ -153,15 +155,35 @@ class Dispatcher:
         self._executor_worker[ours] = worker
         self.update_holders()
 
+    def expect(self, worker: int) -> None:
+        """Add a worker once it has answered the task in progress, which shows that it is ready.
+
+        Units on shards that only it holds are assigned to it at once, and sent to it then.
+        """
+        self._warming.add(worker)
+        if self._places is not None:
+            self.add(worker)
+
+    def start(self, worker: int) -> None:
+        """Use a worker that may still be starting."""
+        if self._places is None:  # until it is ready, its units run on other workers
+            self.warm_up(worker)
+        else:  # waiting for it is faster than loading its shards elsewhere
+            self.add(worker)
+
     def warm_up(self, worker: int) -> None:
         """Let a new worker import the libraries that units need before it gets a unit."""
         self.executor.submit(worker, messages.WarmTask(tuple(sorted(self._libraries))))
         self._warming.add(worker)
 
     def end_warming(self, worker: int) -> None:
-        if worker in self._warming:
-            self._warming.remove(worker)
+        if worker not in self._warming:
+            return
+        self._warming.remove(worker)
+        if worker not in self._schedule_worker:
             self.add(worker)
+        elif (task := self._in_flight.get(worker)) is not None:
+            self.submit(worker, task)
 
     def update_holders(self) -> None:
         """Tell the scheduler which workers have which parts, unless every worker has all."""
@@ -179,26 +201,21 @@ class Dispatcher:
 
     def remove(self, lost: messages.WorkerLost) -> tuple[messages.Task | None, Verdict]:
         """Remove a lost worker; return the unit that it has not completed, and what follows."""
-        self._warming.discard(lost.worker)
         task = self._drop(lost.worker)
+        is_to_blame = lost.worker not in self._warming  # else the worker has not received the unit
+        self._warming.discard(lost.worker)
         ours = self._schedule_worker.pop(lost.worker, None)
         if ours is not None:
             del self._executor_worker[ours]
             self.schedule.remove_worker(ours, self._now())
-        return task, self._losses.add(lost, task)
+        return task, self._losses.add(lost, task if is_to_blame else None)
 
     def replace(self, lost: messages.WorkerLost) -> str | None:
         """Replace a lost worker; return why the run continues without it, or None."""
         cause = lost.reason
         if self._losses.may_replace:
             try:
-                worker = self.executor.replace(lost.worker)
-                if self._places is None:
-                    # Until the new worker is ready, the lost worker's unit may run on a different
-                    # one.
-                    self.warm_up(worker)
-                else:  # waiting for the new worker is faster than loading its shards elsewhere
-                    self.add(worker)
+                self.start(self.executor.replace(lost.worker))
                 return None
             except WorkerError as error:
                 cause = text_of(error)

@@ -282,7 +282,9 @@ class LocalExecutor:
             order=context.order(),
             together=self._starter.together,
         )
-        return [self._start_worker(seat, wait=True) for seat in range(len(self._seats))]
+        started = [self._start_worker(seat, wait=True) for seat in range(len(self._seats))]
+        # The first one tries the first configuration: one that runs already, if any.
+        return sorted(started, key=lambda worker: self._workers[worker].beat.beats == 0)
 
     def submit(self, worker: int, task: Job) -> None:
         self._watchdog.begin(worker, task)

@@ -11,7 +11,9 @@ import pytest
 import cerebro
 from cerebro.coordinator.coordinator import RunClock
 from cerebro.coordinator.dispatcher import Dispatcher
+from cerebro.data.order import POOL
 from cerebro.errors import WorkerError
+from cerebro.run.settings import Batches
 from cerebro.worker.messages import (
     CommittedState,
     ProcessNotes,
@@ -122,6 +124,62 @@ def test_a_lost_worker_is_replaced_once_the_new_one_has_imported(
     assert not dispatcher.awaits_worker
     again = begin(dispatcher)
     assert executor.sent[-1][0] == 11 and (again.step, again.attempt) == (1, 1)
+
+
+def test_a_starting_worker_gets_no_unit_that_others_can_run(
+    dispatcher: Dispatcher, executor: FakeExecutor
+) -> None:
+    dispatcher.schedule.add_trial(1, epochs=1)
+    dispatcher.expect(20)
+    assert len(dispatcher) == 2
+    assert begin(dispatcher) == executor.sent[-1][1] and executor.sent[-1][0] == 10
+    assert dispatcher.next_unit() is None
+    dispatcher.end_warming(20)
+    begin(dispatcher)
+    assert len(dispatcher) == 2 and executor.sent[-1][0] == 20
+
+
+class Placed(FakeExecutor):
+    """Workers 10 and 20, each the only holder of a pool of shards."""
+
+    def holders(self) -> dict[int, list[int]]:
+        return {0: [10], 1: [20]}
+
+    def load(self, worker: int, pool: int) -> None:
+        pytest.fail("a pool has moved")
+
+
+@pytest.fixture
+def placed(tmp_path: Path) -> tuple[Dispatcher, Placed]:
+    columns = {"x": np.zeros(2 * POOL)}
+    data = cerebro.shard(columns, tmp_path / "data", shards=2 * POOL, progress=False)
+    batches = Batches(batch_size=1, shuffle="shards")
+    context = RunContext(build=print, train=data, folders=RunFolders("", "", ""), batches=batches)
+    executor = Placed()
+    made = Dispatcher(executor, context, lambda: 0.0)
+    made.add(10)
+    made.expect(20)
+    for trial in range(8):  # some begin with each pool
+        made.schedule.add_trial(trial, epochs=1)
+    return made, executor
+
+
+def test_units_on_the_shards_of_a_starting_worker_wait_for_it(placed: Any) -> None:
+    dispatcher, executor = placed
+    tasks = [begin(dispatcher) for _ in range(2)]
+    assert [worker for worker, _ in executor.sent] == [10]
+    assert [worker for worker, _ in dispatcher.take_begun()] == [10]
+    dispatcher.end_warming(20)
+    assert executor.sent[1][0] == 20 and executor.sent[1][1] in tasks
+    assert [worker for worker, _ in dispatcher.take_begun()] == [20]
+
+
+def test_a_unit_that_was_not_sent_is_not_to_blame_for_its_worker(placed: Any) -> None:
+    dispatcher, executor = placed
+    begin(dispatcher), begin(dispatcher)
+    unfinished, verdict = dispatcher.remove(WorkerLost(20, "it was killed", began=True))
+    assert unfinished is not None and unfinished not in [task for _, task in executor.sent]
+    assert verdict.text == "it was killed, without a unit" and verdict.error is None
 
 
 def test_a_run_continues_without_a_worker_but_not_without_any(

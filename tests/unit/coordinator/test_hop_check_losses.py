@@ -41,14 +41,25 @@ class Shrinking:
 def checked(lost: set[int], order: list[int]) -> tuple[list[int], list[tuple[int, bool]]]:
     executor: Any = Shrinking(lost, order)
     context: Any = SimpleNamespace(check_files=lambda: None)
-    return check_hop(executor, [0, 1, 2], context, {}).workers, executor.given[3:]
+    found = check_hop(executor, [0, 1, 2], context, {})
+    return sorted([*found.workers, *found.starting]), executor.given[3:]
 
 
 def test_another_worker_takes_over_the_check_of_a_lost_one() -> None:
     assert checked({0}, [1, 2, 0]) == ([1, 2], [(1, False)])  # one that is ready
     assert checked({0}, [0, 1, 2]) == ([1, 2], [(1, False)])  # the first that will be
     assert checked({0, 1}, [0, 1, 2]) == ([2], [(2, False)])
-    assert checked({2}, [0, 1, 2]) == ([0, 1], [])
+    assert checked({2}, [2, 0, 1]) == ([0, 1], [])
+
+
+@pytest.mark.parametrize(
+    ("order", "starting"), [([0, 1, 2], [1, 2]), ([1, 0, 2], [2]), ([2, 1, 0], [])]
+)
+def test_training_need_not_wait_for_workers_that_are_starting(order, starting) -> None:
+    executor: Any = Shrinking(set(), order)
+    found = check_hop(executor, [0, 1, 2], SimpleNamespace(), {})  # type: ignore[arg-type]
+    assert found.starting == starting == sorted(executor.busy)
+    assert found.workers == [worker for worker in range(3) if worker not in starting]
 
 
 def test_a_worker_that_joins_during_the_check_is_used() -> None:
@@ -59,7 +70,8 @@ def test_a_worker_that_joins_during_the_check_is_used() -> None:
 
     context: Any = SimpleNamespace(check_files=lambda: None)
     executor: Any = Growing(set(), [0, 1, 2, 3])
-    assert check_hop(executor, [0, 1, 2], context, {}).workers == [0, 1, 2, 3]
+    found = check_hop(executor, [0, 1, 2], context, {})
+    assert (found.workers, found.starting) == ([0], [1, 2, 3])
     assert executor.given[3:] == [(3, True)]
 
 
