@@ -4,6 +4,12 @@ Seconds from the start of ``python -m cerebro demo`` to its first unit and to it
 processes and without written data, as a ratio to importing PyTorch in a new process.
 Bar: 1.75 to the first unit.
 
+Seconds from the call of `search` to its first unit and to its end: the first, second and third of a
+process that has imported PyTorch, with two workers on the CPU, as a ratio to that import. If there
+is a GPU, also there, in a process that is the first to use the card and in one that is not, as a
+ratio to importing PyTorch and starting CUDA. Bars on a GPU: 8 s to the first unit at the card's
+first use, 1.5 for the first search of another process, 0.5 s for later searches of a process.
+
 Seconds from the call of `search`, the first in its process, to the first word that it shows, in a
 terminal and as plain lines. Bar: 0.5 s.
 
@@ -15,6 +21,7 @@ the only worker until its unit runs again. Bars for forked ones: 10 MB for the o
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import subprocess
@@ -25,12 +32,13 @@ from pathlib import Path
 
 import cerebro
 from benchmarks.harness import Bench, parser
+from cerebro.machine import devices
 
 
-def import_seconds() -> float:
-    """Return the seconds that a new process takes to import PyTorch and to exit."""
+def import_seconds(more: str = "") -> float:
+    """Return the seconds that a new process takes to import PyTorch, to do `more` and to exit."""
     begun = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import torch, os; os._exit(0)"], check=True)
+    subprocess.run([sys.executable, "-c", f"import torch, os; {more}; os._exit(0)"], check=True)
     return time.perf_counter() - begun
 
 
@@ -51,6 +59,96 @@ def demo_seconds(epochs: int) -> tuple[float, float]:
         saved = cerebro.open(Path(folder) / "run").saved
         first = min(unit["start"] for unit in saved.units())
         return saved.meta["started"] + first - begun, end - begun
+
+
+SEARCHES = """
+import json, sys, time
+import numpy as np, torch
+import cerebro
+
+FOLDER, DEVICE, WORKERS = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def build(config):
+    network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=config["lr"])
+    return cerebro.torch.Model(network, optimizer=optimizer, loss=torch.nn.functional.cross_entropy)
+
+rng = np.random.default_rng(0)
+data = {"x": rng.normal(size=(2000, 64)).astype("f4"), "y": rng.integers(10, size=2000)}
+found = []
+for number in range(3):
+    begun = time.time()
+    result = cerebro.search(
+        build, {"lr": cerebro.loguniform(1e-4, 1e-2)}, data, validation=0.2, n_trials=4, epochs=2,
+        batch_size=32, workers=WORKERS, threads=1, devices=DEVICE, run=f"{FOLDER}/{number}",
+        progress=False,
+    )
+    end = time.time()
+    first = min(unit["start"] for unit in result.saved.units())
+    found.append((result.saved.meta["started"] + first - begun, end - begun))
+print(json.dumps(found))
+"""
+
+
+def search_seconds(device: str, workers: int, cache: str) -> list[list[float]]:
+    """Return the seconds to the first unit and to the end, of three searches of a new process."""
+    path = os.pathsep.join(filter(None, sys.path))
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", SEARCHES, folder, device, str(workers)],
+            env={**os.environ, "PYTHONPATH": path, "CEREBRO_CACHE": cache},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    found: list[list[float]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def add_searches(bench: Bench, rounds: int, reference: float) -> None:
+    """Add the searches of new processes, on the CPU and on a GPU if there is one."""
+    name = "importing PyTorch"
+    with tempfile.TemporaryDirectory() as cache:
+        rows = [search_seconds("cpu", 2, cache) for _ in range(rounds)]
+        _add_rows(bench, "CPU, 2 workers", rows, (name, reference), ("", "", ""))
+    found = devices.lookup()
+    if not found.devices:
+        bench.note(f"no GPU here ({found.problem}): the start of searches on one was not measured")
+        return
+    name = "importing PyTorch and starting CUDA"
+    more = "torch.zeros(1, device='cuda')"
+    reference = statistics.median(import_seconds(more) for _ in range(rounds))
+    bench.add(name, reference, "s")
+    firsts, others = [], []
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as cache:
+            firsts.append(search_seconds("cuda:0", 1, cache))
+            others.append(search_seconds("cuda:0", 1, cache))
+    later = ("0.5 s", "0.5 s")
+    _add_rows(bench, "GPU, first use", firsts, (name, reference), ("8 s", *later))
+    _add_rows(bench, "GPU, new process", others, (name, reference), ("1.5", *later))
+
+
+def _add_rows(
+    bench: Bench,
+    where: str,
+    rows: list[list[list[float]]],
+    reference: tuple[str, float],
+    bars: tuple[str, str, str],
+) -> None:
+    name, seconds = reference
+    for number, bar in enumerate(bars):
+        which = ("first", "second", "third")[number]
+        first, end = (statistics.median(row[number][i] for row in rows) for i in (0, 1))
+        bench.add(
+            f"{where}: {which} search, first unit",
+            first,
+            "s",
+            reference=name,
+            ratio=first / seconds,
+            bar=bar,
+        )
+        bench.add(f"{where}: {which} search, end", end, "s", reference=name, ratio=end / seconds)
 
 
 WORD = """
@@ -131,7 +229,7 @@ def private(worker):
 search(2, False)
 trained = statistics.median(map(private, warm_workers._idle))
 spawned = WorkerProcess.spawn(WorkerKind(1), fork=True)
-spawned.preload(["torch"])
+spawned.send(("preload", list(sys.path), ["torch"]))
 while spawned.beat.beats == 0:
     time.sleep(0.01)
 size = -1
@@ -174,6 +272,7 @@ def main() -> None:
     name = "importing PyTorch"
     bench.add("demo: first unit", first, "s", reference=name, ratio=first / reference, bar="1.75")
     bench.add("demo, 2 epochs: end", end, "s", reference=name, ratio=end / reference)
+    add_searches(bench, max(1, rounds // 2), reference)
     for display, shown in (("table", "in a terminal"), ("lines", "as lines")):
         word = statistics.median(first_word(display) for _ in range(rounds))
         ratio = word / reference

@@ -121,14 +121,19 @@ def find_wrong_ranking(by: Ranking) -> list[Finding]:
 
 
 def check_hop(
-    executor: Executor, workers: Sequence[int], context: RunContext, config: Mapping[str, Any]
+    executor: Executor,
+    workers: Sequence[int],
+    context: RunContext,
+    config: Mapping[str, Any],
+    *,
+    wait_for_all: bool = False,
 ) -> HopCheck:
     """Try a configuration on the first worker while the others import the model's libraries.
 
-    Once it has passed, training need not wait for workers that are still `HopCheck.starting`. Lost
-    workers are replaced; if that fails, another worker takes over the check. The first problem ends
-    the hop check. Raise InputError if the data does not fit the model, and WorkerError if no worker
-    is left.
+    Unless `wait_for_all`, return when it has passed, while others may still be starting
+    (`HopCheck.starting`). Lost workers are replaced; if that fails, another worker takes over the
+    check. The first problem ends the hop check. Raise InputError if the data does not fit the
+    model, and WorkerError if no worker is left.
     """
     tried = HopCheck()
     unchecked: CheckTask | None = None
@@ -142,7 +147,7 @@ def check_hop(
 
     for worker in workers:
         submit(worker, CheckTask(config, build_only=worker != workers[0]))
-    while pending and not has_passed:
+    while pending and (wait_for_all or not has_passed):
         for event in executor.wait(None):
             if isinstance(event, WorkerJoined):
                 submit(event.worker, CheckTask(config, build_only=True))

@@ -103,7 +103,8 @@ def conduct(
             if first is not None:
                 progress.phase("trying the first configuration")
                 config = make_recordable(first.config)[0]
-                tried = check_hop(executor, workers, context, config)
+                elsewhere = settings.executor is not None
+                tried = check_hop(executor, workers, context, config, wait_for_all=elsewhere)
                 coordinator.events.note_first_warnings(tried.warned)
                 coordinator.events.note_findings(find_wrong_ranking(settings.ranking))
                 coordinator.events.note_findings(tried.findings_to_show())

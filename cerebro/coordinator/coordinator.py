@@ -154,9 +154,12 @@ class Coordinator:
         RunError if every trial fails or the first ones fail alike, and CorruptDataError if a data
         file is damaged.
         """
-        begin = self._dispatcher.add if self._restored is None else self._dispatcher.start
+        are_ready = self._restored is None or self.settings.executor is not None
         for worker in workers:
-            begin(worker)
+            if are_ready:
+                self._dispatcher.add(worker)
+            else:
+                self._dispatcher.start(worker)
         for worker in starting:
             self._dispatcher.expect(worker)
         if self._restored is not None:

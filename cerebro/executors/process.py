@@ -21,7 +21,7 @@ from cerebro.errors import WorkerError
 from cerebro.executors.fork_server import UNREAD, Child, ForkServers, forks_workers, start_program
 from cerebro.executors.seats import set_memory_shares
 from cerebro.executors.wire import Channel, pickle_context, pickle_message
-from cerebro.machine import devices, environment, guard
+from cerebro.machine import cuda, devices, environment, guard
 from cerebro.machine.devices import Device
 from cerebro.machine.imports import PACKAGE, Sources, are_current
 from cerebro.machine.program import NONE, Program
@@ -108,6 +108,8 @@ class WorkerProcess:
                 process = fork_servers.fork(variables, (files[0], files[1]), wait=wait)
             if process is None:
                 process = start_program(map(str, files), variables, files)
+                if kind.device is not None:
+                    cuda.check_early(variables)
         except OSError as error:
             raise WorkerError(f"cannot start a worker process: {error}") from error
         finally:

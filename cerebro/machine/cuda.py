@@ -8,23 +8,29 @@ Before a GPU's first use, `find_problem` checks whether it can be trusted with b
 that fails in a kernel may kill its process or hang, so the check runs in another process. It tests
 memory, streams and every kernel (`_core.Device.check`). The result is stored for this GPU, this
 driver and these versions of PyTorch, the CUDA runtime and Cerebro, in a separate file in the user's
-cache folder. If the file cannot be read or written, the check runs again.
+cache folder. If the file cannot be read or written, the check runs again. `check_early` runs it
+while a worker starts, before this worker asks for the result.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
+import importlib.util
 import json
 import logging
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import cerebro._core as _core
 from cerebro.errors import CorruptDataError, DeviceError, InputError, one_line
@@ -48,13 +54,16 @@ CHECK_SECONDS = 60.0
 CACHE_FOLDER = "CEREBRO_CACHE"
 """The environment variable with the folder of stored results; default: the user's cache folder."""
 MOST_BYTES = 100_000  # the largest stored result
+RESULT_FILES = "device-*.json"
+LOOK_SECONDS = 0.02  # between looks for the result of another process's check
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 """The signals by which a driver's mistakes end a process."""
 
-CHECK_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from cerebro.machine import cuda; cuda.check_here(sys.argv[2])"
+_IMPORT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from cerebro.machine import cuda; "
 )
+CHECK_PROGRAM = _IMPORT + "cuda.check_here(sys.argv[2])"
+EARLY_PROGRAM = _IMPORT + "cuda.find_problem(sys.argv[2])"
 
 _log = logging.getLogger("cerebro.machine.cuda")
 
@@ -110,6 +119,37 @@ def describe_devices() -> list[dict[str, Any]]:
     """
     open_runtime()
     return _core.cuda_devices()
+
+
+def describe_as_torch() -> list[tuple[str, int, dict[str, Any]]]:
+    """Describe the GPUs that PyTorch can use here, in order, without the time of importing it.
+
+    Each has its name, bytes of memory and the record of `environment.cuda`. Empty if only PyTorch
+    knows: it is not installed or not built for this runtime, or there is no cuDNN. Raises
+    DeviceError as `describe_devices` does.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return []
+    built_for = runpy.run_path(str(Path(spec.origin).with_name("version.py"))).get("cuda")
+    runtime, cudnn = open_runtime(), find_cudnn()
+    if not built_for or cudnn is None or int(built_for.split(".")[0]) != runtime["version"] // 1000:
+        return []
+    return [
+        (about["name"], about["memory"], _record(about, built_for, cudnn["version"]))
+        for about in describe_devices()
+    ]
+
+
+def _record(about: Mapping[str, Any], runtime: str, cudnn: int | None) -> dict[str, Any]:
+    """Return a GPU's record, as that of `environment.cuda`."""
+    return {
+        "device": about["name"],
+        "capability": "{}.{}".format(*about["capability"]),
+        "multiprocessors": about["multiprocessors"],
+        "runtime": runtime,
+        "cudnn": cudnn,
+    }
 
 
 def find_cudnn() -> dict[str, Any] | None:
@@ -175,13 +215,8 @@ def describe_opened() -> dict[str, Any] | None:
         return None
     about = describe_devices()[int(_opened[-1].partition(":")[2])]
     cudnn = find_cudnn()
-    return {
-        "device": about["name"],
-        "capability": "{}.{}".format(*about["capability"]),
-        "multiprocessors": about["multiprocessors"],
-        "runtime": version_text(open_runtime()["version"]),
-        "cudnn": None if cudnn is None else cudnn["version"],
-    }
+    runtime = version_text(open_runtime()["version"])
+    return _record(about, runtime, None if cudnn is None else cudnn["version"])
 
 
 def start_torch() -> bool:
@@ -241,18 +276,87 @@ def version_text(number: int) -> str:
 def find_problem(name: str, *, anew: bool = False) -> str:
     """Return the operation that fails on a GPU, in one line; empty if the GPU passes.
 
-    With `anew`, ignore the stored result and check again. Raises DeviceError if CUDA cannot be used
-    in this process, InputError if there is no such GPU.
+    With `anew`, ignore the stored result and check again. If another process checks the GPU, wait
+    for its result. Raises DeviceError if CUDA cannot be used in this process, InputError if there
+    is no such GPU.
     """
     key = _identify_gpu(name)
     path = _find_result_path(key)
     stored = None if anew else _read_result(path, key)
     if stored is not None:
         return stored
-    failure, is_lasting = _run_check(name)
-    if is_lasting:
-        _write_result(path, key, failure)
-    return failure
+    with _open_lock(path) as lock:
+        end = time.monotonic() + CHECK_SECONDS
+        while True:
+            has_turn = _take_lock(lock) or time.monotonic() > end
+            stored = None if anew else _read_result(path, key)  # of a check that has just ended
+            if stored is not None:
+                return stored
+            if has_turn:
+                break
+            time.sleep(LOOK_SECONDS)
+        failure, is_lasting = _run_check(name)
+        if is_lasting:
+            _write_result(path, key, failure)
+        return failure
+
+
+def check_early(variables: Mapping[str, str]) -> None:
+    """Start the check of the GPU that a program with these environment variables sees.
+
+    This does nothing if some GPU was checked with this driver and software: the result is then
+    likely to be stored, and a program that looks would only compete with the one that starts. The
+    check ends by itself.
+    """
+    visible = variables.get("CUDA_VISIBLE_DEVICES", "")
+    _early[:] = [process for process in _early if process.poll() is None]  # reaps those that ended
+    if visible in _checked_early or not _is_first_use():
+        return
+    _checked_early.add(visible)
+    with contextlib.suppress(OSError):  # the worker will check
+        process = subprocess.Popen(
+            [sys.executable, "-c", EARLY_PROGRAM, _list_paths(), "cuda:0"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env=variables,
+        )
+        _early.append(process)
+
+
+_early: list[subprocess.Popen[bytes]] = []
+_checked_early: set[str] = set()
+
+
+def _is_first_use() -> bool:
+    """Return whether no stored result is of this driver and software, and one can be stored."""
+    folder, now = find_folder(), _identify_software()
+    if folder is None:
+        return False
+    records = (_read_record(path) for path in folder.glob(RESULT_FILES))
+    return not any(now.items() <= record["of"].items() for record in records if record)
+
+
+def _open_lock(path: Path | None) -> contextlib.AbstractContextManager[IO[bytes] | None]:
+    """Open the lock of a result's check; None if it cannot be locked."""
+    with contextlib.suppress(OSError):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.with_suffix(".lock").open("ab")
+    return contextlib.nullcontext()
+
+
+def _take_lock(lock: IO[bytes] | None) -> bool:
+    """Return whether this process may check; the system unlocks when it closes the lock or ends."""
+    try:
+        if lock is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True
 
 
 def _identify_gpu(name: str) -> dict[str, Any]:
@@ -264,13 +368,20 @@ def _identify_gpu(name: str) -> dict[str, Any]:
             f"{name}: there are {len(devices)} CUDA devices, counted from 0, that this process may "
             "use"
         )
-    core = Path(str(_core.__file__)).stat()
     return {
         "gpu": devices[index]["name"],
         "uuid": devices[index]["uuid"],
         "driver": version_text(runtime["driver"]),
-        "kernel_module": _kernel_module(),
         "runtime": version_text(runtime["version"]),
+        **_identify_software(),
+    }
+
+
+def _identify_software() -> dict[str, Any]:
+    """Return the part of a stored result's key that is known without CUDA."""
+    core = Path(str(_core.__file__)).stat()
+    return {
+        "kernel_module": _kernel_module(),
         "torch": package_version("torch"),
         "cerebro": version(),
         "core": [core.st_size, core.st_mtime_ns],  # changes when a clone is rebuilt
@@ -300,16 +411,22 @@ def find_folder() -> Path | None:
 def _find_result_path(key: dict[str, Any]) -> Path | None:
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     folder = find_folder()
-    return None if folder is None else folder / f"device-{digest[:20]}.json"
+    return None if folder is None else folder / RESULT_FILES.replace("*", digest[:20])
 
 
 def _read_result(path: Path | None, key: dict[str, Any]) -> str | None:
+    record = {} if path is None else _read_record(path)
+    text = record.get("problem") if record.get("of") == key else None
+    return one_line(text) if isinstance(text, str) else None
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    """Return what a file of a result holds; empty if it is damaged or missing."""
     with contextlib.suppress(OSError, ValueError, RecursionError, CorruptDataError):
-        record = None if path is None else json.loads(read_bytes(path, MOST_BYTES))
-        if isinstance(record, dict) and record.get("of") == key:
-            text = record.get("problem")
-            return one_line(text) if isinstance(text, str) else None
-    return None
+        record = json.loads(read_bytes(path, MOST_BYTES))
+        if isinstance(record, dict) and isinstance(record.get("of"), dict):
+            return record
+    return {}
 
 
 def _write_result(path: Path | None, key: dict[str, Any], problem: str) -> None:
@@ -325,12 +442,9 @@ def _run_check(name: str) -> tuple[str, bool]:
     variables = dict(os.environ)
     if path := open_runtime()["path"]:
         variables[OVERRIDE] = path  # the runtime used by this process
-    # The working directory ("") is left out, because a file there could replace a library. But
-    # `python -m cerebro` may have found this Cerebro there, so its folder comes last.
-    folders = json.dumps([*(str(entry) for entry in sys.path if entry), str(PACKAGE.parent)])
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", CHECK_PROGRAM, folders, name],
+            [sys.executable, "-c", CHECK_PROGRAM, _list_paths(), name],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -356,6 +470,15 @@ def _run_check(name: str) -> tuple[str, bool]:
             f"{name}: its check ended by {_describe_end(process.returncode, errors)}",
             -process.returncode in CRASHES,
         )
+
+
+def _list_paths() -> str:
+    """Return this process's path for modules as JSON.
+
+    The working directory ("") is left out, because a file there could replace a library. But
+    ``python -m cerebro`` may have found this Cerebro there, so its folder comes last.
+    """
+    return json.dumps([*(str(entry) for entry in sys.path if entry), str(PACKAGE.parent)])
 
 
 def _describe_end(status: int, errors: str) -> str:

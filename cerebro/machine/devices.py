@@ -1,7 +1,8 @@
 """Find and assign training devices: names, which exist, which worker uses which, full memory.
 
 Nothing here starts CUDA in the calling process: a separate program lists the GPUs, once, and only
-if a driver is loaded. A GPU worker sees no GPU other than its own (``CUDA_VISIBLE_DEVICES``), so
+if a driver is loaded. It asks the CUDA runtime, and PyTorch, whose import takes seconds, only if
+this fails. A GPU worker sees no GPU other than its own (``CUDA_VISIBLE_DEVICES``), so
 code that calls ``.cuda()`` cannot choose the wrong one.
 """
 
@@ -22,7 +23,7 @@ from typing import Any
 
 from cerebro.errors import InputError, one_line, text_of
 from cerebro.machine.environment import is_importable
-from cerebro.machine.imports import find_whole_module
+from cerebro.machine.imports import PACKAGE, find_whole_module
 
 CPU = "cpu"
 ALL = "cuda"
@@ -39,28 +40,35 @@ CUBLAS_WORKSPACE = ":4096:8"
 SIGNS_OF_A_DRIVER = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
 PROGRAM = """
 import sys
-sys.path[:] = filter(None, sys.path)  # do not import files of the working directory
+# Do not import files of the working directory, unless Cerebro itself is there.
+sys.path[:] = [*filter(None, sys.path), *sys.argv[1:]]
 import json
 found, problem = [], ""
 try:
-    import torch
-    if torch.version.cuda is None:
-        problem = f"PyTorch {torch.__version__} is built without CUDA: install one that has it"
-    else:
-        for index in range(torch.cuda.device_count()):
-            its = torch.cuda.get_device_properties(index)
-            about = {
-                "device": its.name,
-                "capability": f"{its.major}.{its.minor}",
-                "multiprocessors": its.multi_processor_count,
-                "runtime": torch.version.cuda,
-                "cudnn": torch.backends.cudnn.version(),
-            }
-            found.append([its.name, its.total_memory, about])
-        if not found:
-            problem = "PyTorch finds no GPU that it can use"
-except Exception as error:
-    problem = f"PyTorch cannot use it: {error}"
+    from cerebro.machine import cuda
+    found = cuda.describe_as_torch()
+except Exception:
+    pass  # PyTorch says what is missing
+if not found:
+    try:
+        import torch
+        if torch.version.cuda is None:
+            problem = f"PyTorch {torch.__version__} is built without CUDA: install one that has it"
+        else:
+            for index in range(torch.cuda.device_count()):
+                its = torch.cuda.get_device_properties(index)
+                about = {
+                    "device": its.name,
+                    "capability": f"{its.major}.{its.minor}",
+                    "multiprocessors": its.multi_processor_count,
+                    "runtime": torch.version.cuda,
+                    "cudnn": torch.backends.cudnn.version(),
+                }
+                found.append([its.name, its.total_memory, about])
+            if not found:
+                problem = "PyTorch finds no GPU that it can use"
+    except Exception as error:
+        problem = f"PyTorch cannot use it: {error}"
 print(json.dumps([found, problem]))
 """
 
@@ -110,7 +118,7 @@ def _lookup(visible: str | None) -> Found:
         return Found(problem="CUDA_VISIBLE_DEVICES is empty")
     if not is_importable("torch"):
         return Found(problem="PyTorch, which is needed to use GPUs, is not installed")
-    command = [sys.executable, "-c", PROGRAM]
+    command = [sys.executable, "-c", PROGRAM, str(PACKAGE.parent)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120.0, check=True)
         rows, problem = json.loads(done.stdout.splitlines()[-1])

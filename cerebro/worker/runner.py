@@ -71,7 +71,8 @@ from cerebro.worker.trial_warnings import Watch, measure_growth, warn
 
 MAX_TRIES = 4  # states of a trial that are tried because their structure is new
 ASIDE_SECONDS = 60.0  # for a comparison of models, in addition to the unit's own limit
-TRY_SECONDS = 2 * CHECK_SECONDS  # of the first use of a GPU, which may compile kernels
+TRY_SECONDS = 3 * CHECK_SECONDS
+"""For the first use of a GPU: the check of another process, the own one, and compiling kernels."""
 
 
 class Diverged(Exception):

@@ -18,6 +18,25 @@ from cerebro.machine import cuda
 
 torch = pytest.importorskip("torch")
 
+DESCRIBED = """
+from cerebro.machine import cuda
+ours = [[name, about] for name, _, about in cuda.describe_as_torch()]
+import sys
+assert "torch" not in sys.modules
+import torch
+from cerebro.machine import environment
+theirs = []
+for index in range(torch.cuda.device_count()):
+    torch.cuda.init(), torch.cuda.set_device(index)
+    theirs.append([torch.cuda.get_device_name(index), environment.cuda()])
+assert ours == theirs and ours, (ours, theirs)
+"""
+
+
+def test_gpus_are_described_as_pytorch_describes_them():
+    subprocess.run([sys.executable, "-c", DESCRIBED], check=True)
+
+
 ALONE = """
 import json
 from cerebro.machine import cuda

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from meeting import Meet, meet
 
 import cerebro
 from cerebro.errors import InputError
@@ -31,12 +32,14 @@ class Line:
     framework = "numpy"
 
     def __init__(self, config, info):
-        self.rate, self.end = config["rate"], config.get("end")
+        self.rate, self.end, self.met = config["rate"], config.get("end"), config.get("met")
         self.value = np.zeros(1)
         print("device", info.device, os.environ.get("CUDA_VISIBLE_DEVICES"))
         print("cublas", os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
 
     def train_batch(self, batch):
+        if self.met is not None:
+            meet(Path(self.met))
         if self.end is not None and not Path(self.end).exists():
             Path(self.end).touch()
             os._exit(3)
@@ -91,12 +94,16 @@ def pools(tmp_path):
     return cerebro.shard({"x": x}, tmp_path / "pools", shards=130, progress=False)
 
 
-def search(data, run, *, ends=(), model=None, **options):
+def search(data, run, *, ends=(), meets=None, model=None, **options):
+    """Search; workers wait for each other in the folder `meets`, so that both train."""
+    more = {"end": list(ends)} if ends else {}
+    if meets is not None:
+        more["met"], options["callbacks"] = str(meets), [Meet(meets)]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the model computes on the CPU")
         return cerebro.search(
             model or build,
-            {"rate": [0.1, 0.2, 0.3, 0.4], **({"end": list(ends)} if ends else {})},
+            {"rate": [0.1, 0.2, 0.3, 0.4], **more},
             data,
             epochs=EPOCHS,
             validation=0.2,
@@ -130,7 +137,7 @@ def test_states_equal_the_cpus_and_shards_stay_on_one_worker(two_gpus, pools, tm
 
 
 def test_workers_see_their_own_gpu_only(two_gpus, data, tmp_path):
-    result = search(data, tmp_path / "run")
+    result = search(data, tmp_path / "run", meets=tmp_path)
     logs = "".join(trial.log for trial in result.trials)
     assert {line for line in logs.splitlines() if line.startswith("device")} == {
         "device cuda:0 3",
@@ -143,7 +150,7 @@ def test_workers_see_their_own_gpu_only(two_gpus, data, tmp_path):
 
 
 def test_one_gpu_of_two(two_gpus, data, tmp_path):
-    result = search(data, tmp_path / "run", devices="cuda:1", workers_per_device=2)
+    result = search(data, tmp_path / "run", meets=tmp_path, devices="cuda:1", workers_per_device=2)
     logs = "".join(trial.log for trial in result.trials)
     assert "device cuda:0 5" in logs and "device cuda:0 3" not in logs
     assert len({unit["worker"] for unit in units(result)}) == 2

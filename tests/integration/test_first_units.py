@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,10 @@ import numpy as np
 import psutil
 import pytest
 from line_model import Line
+from meeting import begin_to_meet, meet
 
 import cerebro
+from cerebro.coordinator import conduct
 from cerebro.errors import StateError
 from cerebro.executors.local import LocalExecutor
 from cerebro.worker.messages import RunContext
@@ -33,22 +34,25 @@ class Held(LocalExecutor):
         return started
 
 
+@pytest.fixture
+def executor(monkeypatch: pytest.MonkeyPatch) -> Held:
+    """The executor of the test's search."""
+    held = Held()
+    make = conduct.make_executor
+    monkeypatch.setattr(conduct, "make_executor", lambda s: held if s.workers == 2 else make(s))
+    return held
+
+
 class Meeting(Line):
-    """Once `folder` has a file "met", the first batch of an epoch waits for another process."""
+    """From the second epoch on, its training may have to meet another worker."""
 
     def __init__(self, lr: float, folder: str) -> None:
         super().__init__(lr)
         self.folder = Path(folder)
 
     def begin_epoch(self, epoch: int) -> None:
-        if epoch == 0 or not (met := self.folder / "met").exists():
-            return
-        with met.open("a") as file:
-            file.write(f"{os.getpid()}\n")
-        end = time.monotonic() + 60
-        while len(set(met.read_text().split())) < 2:
-            assert time.monotonic() < end, "no other process trains"
-            time.sleep(0.01)
+        if epoch > 0:
+            meet(self.folder)
 
 
 def build(config: dict[str, Any]) -> Meeting:
@@ -103,60 +107,65 @@ def trained_by(result: cerebro.Result) -> set[int]:
     return {unit["worker"] for unit in result.saved.units()}
 
 
-def test_a_worker_that_comes_late_joins_the_training(tmp_path: Path, calm: Any) -> None:
-    executor = Held()
+def test_a_worker_that_comes_late_joins_the_training(
+    executor: Held, tmp_path: Path, calm: Any
+) -> None:
 
     def let_go(held: int) -> None:
-        (tmp_path / "met").touch()
+        begin_to_meet(tmp_path)
         os.kill(held, signal.SIGCONT)
 
     late = AtFirstEpoch(executor, let_go)
-    result = search(tmp_path, executor=executor, callbacks=[late])
+    result = search(tmp_path, workers=2, callbacks=[late])
     assert late.status == psutil.STATUS_STOPPED
     assert hashes(result) == calm
     assert trained_by(result) == {0, 1}
 
 
-def test_a_run_ends_without_a_worker_that_never_starts(tmp_path: Path, calm: Any) -> None:
-    executor = Held()
-    result = search(tmp_path, executor=executor)
+def test_a_run_ends_without_a_worker_that_never_starts(
+    executor: Held, tmp_path: Path, calm: Any
+) -> None:
+    result = search(tmp_path, workers=2)
     assert result.status == "finished" and hashes(result) == calm
     assert trained_by(result) == {0}
     assert not psutil.pid_exists(executor.held)
 
 
-def test_a_worker_that_dies_while_it_starts_is_replaced(tmp_path: Path, calm: Any) -> None:
-    executor = Held()
+def test_a_worker_that_dies_while_it_starts_is_replaced(
+    executor: Held, tmp_path: Path, calm: Any
+) -> None:
 
     def kill(held: int) -> None:
-        (tmp_path / "met").touch()
+        begin_to_meet(tmp_path)
         os.kill(held, signal.SIGKILL)
 
     killed = AtFirstEpoch(executor, kill)
-    result = search(tmp_path, executor=executor, callbacks=[killed])
+    result = search(tmp_path, workers=2, callbacks=[killed])
     assert killed.status == psutil.STATUS_STOPPED
     assert hashes(result) == calm
     assert trained_by(result) == {0, 2}
     assert "SIGKILL, without a unit" in str(result.saved.events())
 
 
-def test_a_failed_check_ends_the_search_while_a_worker_starts(tmp_path: Path) -> None:
-    executor = Held()
+def test_a_failed_check_ends_the_search_while_a_worker_starts(
+    executor: Held, tmp_path: Path
+) -> None:
     with pytest.raises(StateError, match="does not survive a hop"):
-        search(tmp_path, lambda config: Forgetful(config["lr"]), executor=executor)
+        search(tmp_path, lambda config: Forgetful(config["lr"]), workers=2)
     assert cerebro.open(tmp_path / "run").trials == []
     assert not psutil.pid_exists(executor.held)
 
 
-def test_a_resumed_run_continues_on_the_worker_that_is_ready(tmp_path: Path, calm: Any) -> None:
+def test_a_resumed_run_continues_on_the_worker_that_is_ready(
+    executor: Held, tmp_path: Path, calm: Any
+) -> None:
     class Interrupted:
         def on_epoch_end(self, trial: Any, metrics: Any) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path, workers=0, callbacks=[Interrupted()])
-    executor = Held()
-    result = search(tmp_path, executor=executor, if_exists="resume")
+    result = search(tmp_path, workers=2, if_exists="resume")
     assert result.status == "finished" and hashes(result) == calm
     assert trained_by(result) == {0}
     assert not psutil.pid_exists(executor.held)

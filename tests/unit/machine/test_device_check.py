@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,9 @@ import pytest
 
 from cerebro.data import depots
 from cerebro.errors import InputError
+from cerebro.executors.process import WorkerKind, WorkerProcess
 from cerebro.machine import cuda
+from cerebro.machine.devices import Device
 from cerebro.machine.imports import PACKAGE
 from cerebro.worker import runner as worker
 from cerebro.worker.clock import IMPORT_SECONDS, BeatClock, TaskClock
@@ -43,7 +47,7 @@ def gpu(monkeypatch, tmp_path):
 
 
 def kept(gpu):
-    return sorted(gpu.folder.iterdir())
+    return sorted(path for path in gpu.folder.iterdir() if path.suffix != ".lock")
 
 
 @pytest.mark.parametrize("problem", ["", "cuda:0: a kernel gives wrong bytes"])
@@ -138,7 +142,116 @@ def test_concurrent_checks_keep_one_verdict(gpu):
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(cuda.find_problem, ["cuda:0"] * 64))
     assert found == ["broken"] * 64
-    assert len(kept(gpu)) == 1
+    assert (gpu.tried, len(kept(gpu))) == (1, 1)
+
+
+def test_a_check_that_does_not_end_is_not_waited_for_forever(gpu, monkeypatch):
+    monkeypatch.setattr(cuda, "CHECK_SECONDS", 0.1)
+    cuda.find_problem("cuda:0")
+    kept(gpu)[0].unlink()
+    (lock,) = gpu.folder.glob("*.lock")
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert cuda.find_problem("cuda:0") == ""
+    assert gpu.tried == 2
+
+
+# --- the check while a worker starts -----------------------------------------------
+
+
+@pytest.fixture
+def early(monkeypatch, tmp_path, cudart_standin):
+    """The early checks of this test, over the stand-in for CUDA."""
+    monkeypatch.setenv(cuda.CACHE_FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(cuda.OVERRIDE, str(cudart_standin))
+    monkeypatch.setattr(cuda, "_checked_early", set())
+    monkeypatch.setattr(cuda, "_early", [])
+    yield cuda._early
+    for process in cuda._early:
+        process.wait()
+
+
+ASK = """
+from cerebro.machine import cuda
+cuda._run_check = lambda name: ("checked again", False)
+print(cuda.find_problem("cuda:0"))
+"""
+
+
+def ask_in_another_process():
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], capture_output=True, text=True, check=True
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+def test_a_worker_that_starts_finds_the_verdict(early):
+    """And it is checked once for a GPU, and not again once it is stored."""
+    worker = WorkerProcess.spawn(WorkerKind(1, Device("cuda:0", visible="0")))
+    WorkerProcess.spawn(WorkerKind(1, Device("cuda:0", visible="0"))).stop(kill=True)
+    worker.stop(kill=True)
+    (process,) = early
+    assert process.wait() == 0
+    assert ask_in_another_process() == ""
+    cuda._checked_early.clear()
+    cuda.check_early(os.environ)
+    assert early == []
+
+
+HELD = """
+from pathlib import Path
+def wait(name):
+    Path(sys.argv[3]).touch()
+    while Path(sys.argv[3]).exists():
+        time.sleep(0.01)
+    return "broken", True
+import time; cuda._run_check = wait; cuda.find_problem(sys.argv[2])
+"""
+
+
+def test_a_verdict_that_is_being_found_is_waited_for(early, tmp_path, monkeypatch):
+    begun = tmp_path / "begun"
+    program = HELD.replace("sys.argv[3]", repr(str(begun)))
+    monkeypatch.setattr(cuda, "EARLY_PROGRAM", cuda._IMPORT + program)
+    cuda.check_early(os.environ)
+    while not begun.exists():
+        assert early[0].poll() is None
+        time.sleep(0.01)
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(ask_in_another_process)
+        while not (locked_by_two := count_openers(tmp_path / "cache") == 2) and not asked.done():
+            time.sleep(0.01)
+        assert locked_by_two
+        begun.unlink()
+        assert asked.result() == "broken"
+
+
+def count_openers(folder):
+    """Return how many processes have the lock of a verdict open."""
+    (lock,) = folder.glob("*.lock")
+    number = 0
+    for files in Path("/proc").glob("[0-9]*/fd"):
+        with contextlib.suppress(OSError):
+            number += any(file.readlink() == lock for file in files.iterdir())
+    return number
+
+
+def test_no_check_starts_for_the_cpu_or_without_a_folder(early, monkeypatch):
+    WorkerProcess.spawn(WorkerKind(1)).stop(kill=True)
+    assert early == []
+    monkeypatch.setattr(cuda, "find_folder", lambda: None)  # the verdict could not be handed over
+    cuda.check_early(os.environ)
+    assert early == []
+
+
+@pytest.mark.parametrize("changed", ["version", "package_version", "_kernel_module"])
+def test_other_software_is_checked_early_again(early, monkeypatch, changed):
+    cuda.check_early(os.environ)
+    assert early[0].wait() == 0
+    cuda._checked_early.clear()
+    monkeypatch.setattr(cuda, changed, lambda *_: "another")
+    cuda.check_early(os.environ)
+    assert len(early) == 1
 
 
 def test_a_missing_gpu_is_refused(gpu):

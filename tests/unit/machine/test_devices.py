@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import subprocess
+import sys
 import warnings
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -15,7 +19,7 @@ from cerebro.arguments import worker_count
 from cerebro.data.order import POOL, EpochOrder
 from cerebro.errors import InputError
 from cerebro.executors.seats import SeatedShards, fits_gpu_memory, place_pools, set_memory_shares
-from cerebro.machine import devices
+from cerebro.machine import cuda, devices
 from cerebro.machine.devices import Device, Found, choose_devices
 from cerebro.worker.messages import RunContext, RunFolders, WorkerShare
 
@@ -228,15 +232,55 @@ def test_the_output_of_the_lookup_program_is_parsed(monkeypatch, tmp_path, print
 
 def test_the_lookup_program_runs_here():
     pytest.importorskip("torch")
-    import json
-    import subprocess
-    import sys
-
     done = subprocess.run(
         [sys.executable, "-c", devices.PROGRAM], capture_output=True, text=True, check=True
     )
     rows, problem = json.loads(done.stdout)
     assert rows or problem
+
+
+@pytest.fixture
+def cuda_torch(monkeypatch, tmp_path, cudart_standin, cudnn_standin):
+    """A PyTorch for CUDA that cannot be imported; return what the lookup program prints."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise OSError('it is imported')")
+    (tmp_path / "nvidia" / "cudnn" / "lib").mkdir(parents=True)
+    library = tmp_path / "nvidia" / "cudnn" / "lib" / "libcudnn.so.9"
+    shutil.copy(cudnn_standin, library)
+    monkeypatch.setenv(cuda.OVERRIDE, str(cudart_standin))
+
+    def look(built_for, *, cudnn=True):
+        (tmp_path / "torch" / "version.py").write_text(f"cuda = {built_for!r}")
+        if not cudnn:
+            library.unlink()
+        path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+        done = subprocess.run(
+            [sys.executable, "-c", devices.PROGRAM],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return json.loads(done.stdout)
+
+    return look
+
+
+def test_gpus_are_found_without_importing_pytorch(cuda_torch):
+    rows, problem = cuda_torch("13.0")
+    about = {
+        "device": "Stand-in 0",
+        "capability": "8.6",
+        "multiprocessors": 2,
+        "runtime": "13.0",
+        "cudnn": 91300,
+    }
+    assert problem == "" and rows[0] == ["Stand-in 0", 10**9, about]
+
+
+@pytest.mark.parametrize(("built_for", "cudnn"), [("11.8", True), (None, True), ("13.0", False)])
+def test_pytorch_itself_is_asked_if_only_it_knows(cuda_torch, built_for, cudnn):
+    assert cuda_torch(built_for, cudnn=cudnn) == [[], "PyTorch cannot use it: it is imported"]
 
 
 def test_the_first_devices_libraries_are_described(monkeypatch):
