@@ -77,21 +77,24 @@ def load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
         ordinary = {key: value for key, value in state.items() if key != NAMES}
         optimizer.load_state_dict(copy_deeply(ordinary))
         return
-    for group, loaded in zip(optimizer.param_groups, state["param_groups"], strict=True):
-        for key, value in loaded.items():
-            if key != "params" and not (key in HOW and key in group):
-                group[key] = _overwrite(group.get(key), value)
-    _load_parameter_states(optimizer, state)
+    with torch.no_grad():
+        for group, loaded in zip(optimizer.param_groups, state["param_groups"], strict=True):
+            for key, value in loaded.items():
+                if key != "params" and not (key in HOW and key in group):
+                    group[key] = _overwrite(group.get(key), value)
+        _load_parameter_states(optimizer, state)
 
 
 def _overwrite(current: Any, value: Any) -> Any:
-    """Return `current` overwritten with `value` if it fits, else a copy of `value`."""
+    """Return `current` overwritten with `value` if it fits, else a copy of `value`.
+
+    Call it within `torch.no_grad`, once for many tensors: to enter it takes longer than a copy.
+    """
     if current is value and isinstance(value, torch.Tensor):
         return value  # a live tensor, already loaded in place
     if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor):
         if current.shape == value.shape and current.dtype == value.dtype:
-            with torch.no_grad():
-                return current.copy_(value)
+            return current.copy_(value)
         return value.detach().to(current.device, copy=True)
     return copy_deeply(value)
 
@@ -150,8 +153,9 @@ def apply_settings(optimizer: Any, settings: list[dict[str, Any]]) -> None:
         # If a scheduler has changed the loaded rate, scale the restored one by the same factor.
         if "initial_lr" in restored and group.get("initial_lr"):
             rate = restored["initial_lr"] * (group["lr"] / group["initial_lr"])
-        for key, value in {**restored, "lr": rate}.items():
-            group[key] = _overwrite(group.get(key), value)
+        with torch.no_grad():
+            for key, value in {**restored, "lr": rate}.items():
+                group[key] = _overwrite(group.get(key), value)
 
 
 def load_scheduler(scheduler: Any, state: Mapping[str, Any]) -> None:

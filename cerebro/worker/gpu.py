@@ -8,18 +8,19 @@ States are copied to and from a GPU through memory that stays pinned. A copy fro
 goes through a small buffer of the driver and waits for it; a copy from pinned memory is
 asynchronous and as fast as the bus. Pinning takes longer than copying, so a worker pins one arena
 and reuses it. All tensors of a state are copied into the arena after the work that was submitted to
-the GPU; after one wait, the slot is packed from the arena. Loading goes in the opposite direction,
+the GPU; after one wait, the slot is packed from the arena. The small tensors are put together on
+the GPU by a few kernels and leave in one copy; a large one leaves by itself, which takes the bus
+longer than the call, and needs no second place on the GPU. Loading goes in the opposite direction,
 with one copy for the whole state. The wait is for the current stream: a unit that overlaps others
 has its own stream and arena, and does not wait for their work.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -34,6 +35,7 @@ from cerebro.worker.trial_warnings import forget_shown
 
 AHEAD = 4  # the most batches of a unit whose work may wait on its stream
 ALIGNMENT = 256  # bytes, of a tensor in the arena
+LARGE = 1 << 20  # bytes; the bus takes as long to copy them as the host to ask for the copy
 
 
 def record_event() -> Any:
@@ -148,7 +150,6 @@ class StateArena:
     def __init__(self, pin: bool = True) -> None:
         self._pin = pin
         self._memory: Any = None
-        self._used = 0
         self._reader: Any = None  # the device that may still be copying from the arena
 
     @property
@@ -166,9 +167,14 @@ class StateArena:
         away = _find_leaves(tree, lambda value: _is_away(torch, value))
         if not away:
             return tree
-        places = self._make_places(torch, away)
+        small = {key: tensor for key, tensor in away.items() if _size_of(tensor) < LARGE}
+        places = self._make_places(torch, small | away)  # the small ones first
+        packed = _pack(torch, small)
+        if packed is not None:
+            _copy_out(self._memory[: packed.numel()], packed)
         for key, tensor in away.items():
-            _copy_out(places[key], tensor)
+            if packed is None or key not in small:
+                _copy_out(places[key], tensor)
         _await_devices(torch, {tensor.device for tensor in away.values()})
         return _replace_tensors(tree, places)
 
@@ -184,30 +190,21 @@ class StateArena:
         if self._reader is not None:
             _await_devices(torch, {self._reader})
             self._reader = None
+        if not here:
+            return _replace_tensors(tree, here)
         places = self._make_places(torch, here)
-        for key, tensor in here.items():
-            places[key].copy_(tensor)
-        if places:
-            flat = _copy_in(self._memory[: self._used], device)
-            self._reader = torch.device(device)
-            for key, place in places.items():
-                if place.numel() > 1:
-                    offset = place.data_ptr() - self._memory.data_ptr()
-                    places[key] = _view(flat, offset, place)
-                else:  # PyTorch's optimizers keep it in host memory
-                    places[key] = place.clone()
+        torch._foreach_copy_(list(places.values()), list(here.values()))
+        flat = _copy_in(self._memory[: _room_for(here)], device)
+        self._reader = torch.device(device)
+        for key, there in _lay_out(flat, here).items():
+            # PyTorch's optimizers keep single numbers in host memory.
+            places[key] = there if there.numel() > 1 else places[key].clone()
         return _replace_tensors(tree, places)
 
     def _make_places(self, torch: Any, tensors: Mapping[int, Any]) -> dict[int, Any]:
         """Return C-contiguous views of the arena that have the tensors' types and shapes."""
-        offsets, end = {}, 0
-        for key, tensor in tensors.items():
-            offsets[key] = end
-            size = tensor.numel() * tensor.element_size()
-            end += math.ceil(size / ALIGNMENT) * ALIGNMENT
-        self._reserve(torch, end)
-        self._used = end
-        return {key: _view(self._memory, offsets[key], like) for key, like in tensors.items()}
+        self._reserve(torch, _room_for(tensors))
+        return _lay_out(self._memory, tensors)
 
     def _reserve(self, torch: Any, size: int) -> None:
         if self.nbytes >= size and self._memory is not None:
@@ -247,10 +244,62 @@ def _copy_in(memory: Any, device: str) -> Any:
     return memory.to(device, non_blocking=True, copy=True)
 
 
-def _view(memory: Any, offset: int, like: Any) -> Any:
-    """Return a C-contiguous view of flat memory that has a tensor's type and shape."""
-    size = like.numel() * like.element_size()
-    return memory[offset : offset + size].view(like.dtype).reshape(like.shape)
+def _pack(torch: Any, tensors: Mapping[int, Any]) -> Any:
+    """Copy tensors to one piece of their device's memory, on the current stream.
+
+    Return None if there are too few, they are of several devices, or memory is short.
+    """
+    devices = {tensor.device for tensor in tensors.values()}
+    if len(tensors) < 2 or len(devices) > 1:
+        return None
+    try:
+        flat = _allocate(torch, _room_for(tensors), devices.pop())
+    except torch.cuda.OutOfMemoryError:
+        return None
+    _copy_together(torch, list(_lay_out(flat, tensors).values()), list(tensors.values()))
+    return flat
+
+
+def _allocate(torch: Any, size: int, device: Any) -> Any:
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def _copy_together(torch: Any, places: Sequence[Any], tensors: Sequence[Any]) -> None:
+    """Copy within a device, asynchronously, up to 64 tensors by one kernel.
+
+    PyTorch has such a kernel for lists of one type whose pairs have equal strides. As integers of
+    their size, numbers of other types keep every bit, and need no kernels of their own.
+    """
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+    groups: dict[int, list[tuple[Any, Any]]] = {}
+    for place, tensor in zip(places, tensors, strict=True):
+        if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+            kind = kinds[tensor.element_size()]
+            pair = (place.view(-1).view(kind), tensor.detach().view(-1).view(kind))
+            groups.setdefault(tensor.element_size(), []).append(pair)
+        else:
+            place.copy_(tensor.detach(), non_blocking=True)
+    for group in groups.values():
+        torch._foreach_copy_(*map(list, zip(*group, strict=True)), non_blocking=True)
+
+
+def _size_of(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _room_for(tensors: Mapping[int, Any]) -> int:
+    """Return the bytes that tensors take, each from a multiple of `ALIGNMENT`."""
+    return sum(size + -size % ALIGNMENT for size in map(_size_of, tensors.values()))
+
+
+def _lay_out(memory: Any, tensors: Mapping[int, Any]) -> dict[int, Any]:
+    """Return C-contiguous views of flat memory, in turn, of the tensors' types and shapes."""
+    sizes = [part for size in map(_size_of, tensors.values()) for part in (size, -size % ALIGNMENT)]
+    parts = memory[: sum(sizes)].split(sizes)[::2]
+    return {
+        key: part.view(like.dtype).view(like.shape)
+        for (key, like), part in zip(tensors.items(), parts, strict=True)
+    }
 
 
 def _is_away(torch: Any, value: Any) -> bool:

@@ -300,6 +300,40 @@ def test_a_gpu_state_packs_to_the_same_bytes_as_a_host_state(optimizer):
     assert bytes(_core.pack_state(StateArena().to_host(tree))) == bytes(_core.pack_state(by_hand))
 
 
+def test_a_state_leaves_in_few_copies_with_every_bit():
+    """Of small and large tensors, in each layout, with bits that arithmetic would change."""
+    bits = torch.arange(2**16, dtype=torch.int32, device=GPU).to(torch.int16)
+    tree = {
+        "bfloat16": bits.view(torch.bfloat16),
+        "float16": bits.view(torch.float16),
+        "float32": torch.full((5,), 0x7F800001, dtype=torch.int32, device=GPU).view(torch.float32),
+        "channels": torch.randn(8, 6, 3, 3, device=GPU).to(memory_format=torch.channels_last),
+        "large": torch.randn(700, 700, device=GPU).t(),
+        "flags": torch.tensor([True, False, True], device=GPU),
+        "nothing": torch.zeros(0, 3, device=GPU),
+        "many": [torch.full((n,), n, device=GPU) for n in range(1, 300)],
+    }
+    by_hand = _to_cpu(tree)
+    arena = StateArena()
+    with torch.profiler.profile() as profile:
+        hosted = arena.to_host(tree)
+    assert bytes(_core.pack_state(hosted)) == bytes(_core.pack_state(by_hand))
+    copies = [event for event in profile.events() if event.name.startswith("Memcpy DtoH")]
+    assert len(copies) == 2  # one is of the large tensor
+
+
+def test_a_state_is_packed_after_the_work_on_its_stream():
+    stream, value = torch.cuda.Stream(GPU), torch.zeros(1000, device=GPU)
+    arena = StateArena()
+    stream.wait_stream(torch.cuda.current_stream(GPU))
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            torch.cuda._sleep(10_000_000)
+            value += 1
+        hosted = arena.to_host({"a": value, "b": value.half()})
+    assert hosted["a"].eq(3).all() and hosted["b"].eq(3).all()
+
+
 def _to_cpu(value):
     if isinstance(value, dict):
         return {key: _to_cpu(item) for key, item in value.items()}

@@ -99,6 +99,7 @@ class Stream:
 
 class Here(threading.local):
     now: Stream | None = None
+    flat: Any = None  # where a state is put together
 
     def stream(self) -> ctypes.c_void_p:
         if self.now is None:
@@ -154,6 +155,7 @@ class Mixer:
         self._memory = torch.zeros(SIZE, dtype=torch.uint8)
         if self._on_device:
             self._memory = device_memory(SIZE)
+            away.add(self._memory[SIZE // 2 :].data_ptr())
             checked(runtime.cudaMemsetAsync(self._memory.data_ptr(), 0, SIZE, here.stream()))
 
     def _move(self, to: int, source: int, size: int) -> None:
@@ -201,11 +203,13 @@ class Mixer:
         return {"loss": self._loss(batch)}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"memory": self._memory, "count": self._count}
+        halves = list(self._memory.split(SIZE // 2))  # put together on the device
+        return {"memory": halves, "count": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._count = state["count"]
-        self._move(self._memory.data_ptr(), state["memory"].data_ptr(), SIZE)
+        for half, there in zip(self._memory.split(SIZE // 2), state["memory"], strict=True):
+            self._move(half.data_ptr(), there.data_ptr(), SIZE // 2)
 
 
 def build(config: dict[str, Any], info: Any) -> Mixer:
@@ -237,6 +241,15 @@ def set_up() -> None:
         size = tensor.numel() * tensor.element_size()
         put(place.data_ptr(), tensor.data_ptr(), size, TO_HOST)
 
+    def allocate(_: Any, size: int, device: Any) -> Any:
+        if here.flat is None:
+            here.flat = device_memory(size)
+        return here.flat[:size]
+
+    def copy_together(_: Any, places: Any, tensors: Any) -> None:
+        for place, tensor in zip(places, tensors, strict=True):
+            put(place.data_ptr(), tensor.data_ptr(), tensor.nbytes, ON_DEVICE)
+
     def copy_in(memory: Any, _: str) -> Any:
         there = device_memory(len(memory))
         put(there.data_ptr(), memory.data_ptr(), len(memory), TO_DEVICE)
@@ -254,6 +267,8 @@ def set_up() -> None:
         (batches, "make_loader", make_dlpack),
         (gpu, "_synchronize", synchronize),
         (gpu, "_copy_out", copy_out),
+        (gpu, "_allocate", allocate),
+        (gpu, "_copy_together", copy_together),
         (gpu, "_copy_in", copy_in),
         (gpu, "_is_away", is_away),
         (gpu.StateArena, "_reserve", pinned),

@@ -200,6 +200,65 @@ def test_a_state_through_the_arena_packs_to_the_same_bytes(elsewhere):
     assert type(hosted["model"]) is OrderedDict and isinstance(hosted["model"]["rates"], tuple)
 
 
+def copies_to_the_arena(monkeypatch):
+    """The bytes of each copy from the device to the arena, noted as it is made."""
+    sizes, copy_out = [], device_states._copy_out
+
+    def noted(place, tensor):
+        sizes.append(tensor.nbytes)
+        copy_out(place, tensor)
+
+    monkeypatch.setattr(device_states, "_copy_out", noted)
+    return sizes
+
+
+def test_small_tensors_leave_in_one_copy_and_large_ones_by_themselves(monkeypatch, elsewhere):
+    sizes = copies_to_the_arena(monkeypatch)
+    large = device_states.LARGE // 4
+    tree = {"first": torch.randn(large), **state(), "last": torch.randn(1, large + 1).t()}
+    hosted = StateArena(pin=False).to_host(tree)
+    assert bytes(_core.pack_state(hosted)) == bytes(_core.pack_state(tree))
+    together, *alone = sizes
+    assert alone == [4 * large, 4 * (large + 1)]
+    assert together < 8 * device_states.ALIGNMENT + 3 * 4 * 96
+
+
+def test_no_bit_of_a_number_changes_on_its_way(elsewhere):
+    """Also of those that arithmetic changes: NaNs with a payload, and views as conjugates."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    signalling = torch.full((5,), 0x7F800001, dtype=torch.int32)
+    complex_ = torch.randn(2, 3, dtype=torch.complex64)
+    tree = {
+        "bfloat16": bits.view(torch.bfloat16),
+        "float16": bits.view(torch.float16),
+        "float32": signalling.view(torch.float32),
+        "float8": bits.view(torch.uint8)[:256].view(torch.float8_e5m2),
+        "complex": torch.randn(3, dtype=torch.complex128),
+    }
+    hosted = StateArena(pin=False).to_host({**tree, "conjugate": complex_.conj()})
+    for name, value in tree.items():
+        assert torch.equal(hosted[name].view(torch.uint8), value.view(torch.uint8)), name
+    assert torch.equal(hosted["conjugate"], complex_.conj())
+
+
+def test_if_memory_is_short_each_tensor_leaves_by_itself(monkeypatch, elsewhere):
+    def allocate(*_):
+        raise torch.cuda.OutOfMemoryError
+
+    sizes = copies_to_the_arena(monkeypatch)
+    monkeypatch.setattr(device_states, "_allocate", allocate)
+    tree = state()
+    hosted = StateArena(pin=False).to_host(tree)
+    assert len(sizes) == 7
+    assert bytes(_core.pack_state(hosted)) == bytes(_core.pack_state(tree))
+
+
+def test_a_state_without_tensors_has_nothing_to_move(elsewhere):
+    tree = {"count": 3, "numbers": np.arange(3)}
+    for moved in (StateArena().to_host(tree), StateArena().to_device(tree, "cpu")):
+        assert moved["count"] == 3 and moved["numbers"].tolist() == [0, 1, 2]
+
+
 def test_a_state_comes_back_from_a_slot_that_is_packed_into_again(tmp_path, elsewhere):
     tree = state()
     slots = _core.Slots(str(tmp_path / "0"), True)
