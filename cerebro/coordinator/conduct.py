@@ -33,13 +33,14 @@ from cerebro.executors.inline import InlineExecutor
 from cerebro.executors.local import LocalExecutor
 from cerebro.executors.seats import set_memory_shares
 from cerebro.machine import resources
-from cerebro.machine.devices import assign_devices, name_in_worker
+from cerebro.machine.devices import assign_devices, is_gpu, name_in_worker
 from cerebro.machine.environment import hash_seed
 from cerebro.machine.libraries import present_settings, recorded_settings
 from cerebro.machine.program import edited_since_import, find_stale_definitions
 from cerebro.machine.resources import available_memory
 from cerebro.machine.signals import TERMINATED, Terminated, defer_interrupts, raise_on_sigterm
 from cerebro.report.displays import make_progress
+from cerebro.report.findings import offer_graph
 from cerebro.report.format import count_noun
 from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
@@ -119,6 +120,8 @@ def conduct(
                     check_room(settings, searcher, tried.model.state_bytes)
                 if tried.gain is not None:
                     store.set_meta("graph_gain", list(tried.gain))
+                    if is_gpu(context.device) and (offer := offer_graph(tried.gain)):
+                        progress.advise(offer)  # on a CPU only a long search is worth the words
                 if tried.environment is not None:  # PyTorch may not be imported yet in this process
                     store.set_meta("environment", tried.environment)
                 store.set_meta("parameter_order", tried.model.parameter_order)

@@ -302,6 +302,7 @@ class Notebook(Progress):
         self._drawn = float("-inf")
         self._handle: Any = None
         self._phases: list[str] = []
+        self._advice: list[str] = []
         self._causes: dict[str, list[int]] = {}
         self._other_causes = 0
         self._failed: set[int] = set()
@@ -311,6 +312,9 @@ class Notebook(Progress):
     def phase(self, what: str) -> None:
         self._phases.append(f"{what} ...")
         self._draw(Block(" ".join(self._phases), ""))
+
+    def advise(self, text: str) -> None:
+        self._advice.append(text)
 
     def run_started(self, snapshot: Snapshot) -> None:
         self._draw(self._make_block(snapshot, "running"))
@@ -349,6 +353,7 @@ class Notebook(Progress):
             facts=_list_facts(snapshot, is_over=self._is_over),
             more=f"and {count} more: {fmt.states(hidden)}" if count else "",
             notes=[
+                *self._advice,
                 *summary.describe_causes(self._causes),
                 *([f"and {self._other_causes} for other reasons"] if self._other_causes else []),
             ],

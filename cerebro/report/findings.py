@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Literal
 
 UNREAD = "unread"  # the kind of the event that no trial has read a hyperparameter
-WORTH = 0.6  # share of an ordinary step's time; replayed steps are offered if they take less
+WORTH = 0.75  # share of an ordinary step's time; replayed steps are offered if they take less
 
 
 def offer_graph(gain: tuple[float, float] | None) -> str:

@@ -144,6 +144,9 @@ class Progress:
     def phase(self, what: str) -> None:
         """Report the beginning of a phase before training, such as ``starting 2 workers``."""
 
+    def advise(self, text: str) -> None:
+        """Show, before training, a sentence about what would make the search faster."""
+
     def run_started(self, snapshot: Snapshot) -> None:
         """Report the start of training."""
 
@@ -178,6 +181,9 @@ class Lines(Progress):
 
     def phase(self, what: str) -> None:
         self._write(f"{what} ...")
+
+    def advise(self, text: str) -> None:
+        self._write(text)
 
     def run_started(self, snapshot: Snapshot) -> None:
         self._reported = {row.number: row for row in snapshot.trials}  # of an earlier part

@@ -87,6 +87,9 @@ class Table(Progress):
 
         self._show(phases)
 
+    def advise(self, text: str) -> None:
+        self._region.print_above(f"{text}\n")
+
     def run_started(self, snapshot: Snapshot) -> None:
         self._draw(snapshot)
 

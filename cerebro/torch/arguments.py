@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -116,6 +118,31 @@ def needs_metric(scheduler: Any) -> bool:
     if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         return False
     return first.name == "metrics" or (first.default is first.empty and first.name != "epoch")
+
+
+_asked: ContextVar[list[bool] | None] = ContextVar("cerebro_graph", default=None)
+
+
+@contextmanager
+def set_open_graph() -> Iterator[list[bool]]:
+    """In this block, models whose `graph` is left open are built as with ``graph=True``.
+
+    Yield a list with an entry for each of them.
+    """
+    asked: list[bool] = []
+    token = _asked.set(asked)
+    try:
+        yield asked
+    finally:
+        _asked.reset(token)
+
+
+def choose_graph(graph: bool | None) -> bool | None:
+    asked = _asked.get()
+    if graph is not None or asked is None:
+        return graph
+    asked.append(True)
+    return True
 
 
 def check_graph(graph: bool | None, amp: str | None, metrics: Metrics) -> None:

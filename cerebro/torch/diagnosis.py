@@ -7,9 +7,10 @@ mistakes in its loss, modes, gradients and optimizer.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 
 from cerebro.model import column_names
 from cerebro.report.findings import Finding
+from cerebro.torch.arguments import set_open_graph
 from cerebro.torch.model import Model
 from cerebro.torch.optimizer_step import groups_of
 from cerebro.torch.parameter_order import join_names
@@ -28,6 +30,8 @@ UNSCALED = 20.0  # inputs of such a mean absolute value or standard deviation ar
 MOST_COMPARED = 16 * 1024 * 1024  # bytes of a column that is compared before and after a step
 MEASURED_STEPS = 8
 LONGEST_STEP = 0.005  # seconds; longer ordinary steps are mostly arithmetic, and not measured
+LONGEST_GPU_STEP = 0.05  # the same on a GPU, where ordinary steps of large models are short
+WAITING = 0.8  # a GPU waits for the host if launching takes this share of the time of a step
 
 # Functions that may end a network, by the name of their autograd node, with their ranges.
 _ENDS = {
@@ -440,28 +444,78 @@ def _check_inputs(trained: Calls) -> Iterator[Finding]:
 # --- what ``graph=True`` would bring -------------------------------------------------
 
 
-def measure_gain(model: Any, batch: Mapping[str, Any]) -> tuple[float, float] | None:
+def measure_gain(
+    model: Any, batch: Mapping[str, Any], build_again: Callable[[], Any]
+) -> tuple[float, float] | None:
     """Return the seconds of an ordinary step and of a replayed step.
 
-    The model is changed, the batch is not. Return None if the user has chosen `graph`, or if the
-    step cannot be recorded.
+    The model is changed, the batch is not. Return None if the user has chosen `graph`, if the step
+    cannot be recorded, or if a GPU does not wait for the host. ``build_again()`` makes the model
+    that replays on a GPU, where ``graph=True`` decides how the optimizer is made.
     """
-    if type(model) is not Model or not model.may_be_recorded:
+    if type(model) is not Model:
+        return None
+    measure = _measure_on_cpu
+    if model._network.device.type == "cuda":
+        measure = functools.partial(measure_on_gpu, build_again=build_again)
+    log = logging.getLogger("cerebro.torch")
+    before, log.disabled = log.disabled, True  # do not report a refusal
+    try:
+        return measure(model, batch)
+    finally:
+        log.disabled = before
+
+
+def _measure_on_cpu(model: Model, batch: Mapping[str, Any]) -> tuple[float, float] | None:
+    if not model.may_be_recorded:
         return None
     model.train_batch(dict(batch))
     ordinary = _time_steps(model, batch, 1)
     if ordinary > LONGEST_STEP:
         return None
     ordinary = min(ordinary, _time_steps(model, batch, MEASURED_STEPS))
-    log = logging.getLogger("cerebro.torch")
-    before, log.disabled = log.disabled, True  # do not report a refusal
-    try:
-        model.record()
-        for _ in range(MEASURED_STEPS):
-            model.train_batch(dict(batch))
-        return (ordinary, _time_steps(model, batch, MEASURED_STEPS)) if model.replays else None
-    finally:
-        log.disabled = before
+    model.record()
+    for _ in range(MEASURED_STEPS):
+        model.train_batch(dict(batch))
+    return (ordinary, _time_steps(model, batch, MEASURED_STEPS)) if model.replays else None
+
+
+def measure_on_gpu(
+    model: Model, batch: Mapping[str, Any], build_again: Callable[[], Model]
+) -> tuple[float, float] | None:
+    """Do as `measure_gain` for a model on a GPU, which has trained on such batches before."""
+    first, _ = _time_steps_on_gpu(model, batch, 1)
+    if first > LONGEST_GPU_STEP:
+        return None
+    ordinary, launched = _time_steps_on_gpu(model, batch, MEASURED_STEPS)
+    if launched < WAITING * ordinary:
+        return None
+    with set_open_graph() as opened:
+        graphed = build_again()
+    if not opened:
+        return None
+    for _ in range(MEASURED_STEPS):  # these include the capture and its comparison
+        graphed.train_batch(dict(batch))
+    steps = graphed._graphed
+    if steps is None or steps.refusal is not None:
+        return None
+    replayed, _ = _time_steps_on_gpu(graphed, batch, MEASURED_STEPS)
+    return ordinary, replayed
+
+
+def _time_steps_on_gpu(model: Model, batch: Mapping[str, Any], count: int) -> tuple[float, float]:
+    """Return the mean seconds of `count` steps, and those until the host has launched them."""
+    _wait_for_gpu(model._network.device)
+    begun = time.perf_counter()
+    for _ in range(count):
+        model.train_batch(dict(batch))
+    launched = time.perf_counter()
+    _wait_for_gpu(model._network.device)
+    return (time.perf_counter() - begun) / count, (launched - begun) / count
+
+
+def _wait_for_gpu(device: Any) -> None:
+    torch.cuda.current_stream(device).synchronize()
 
 
 def _time_steps(model: Model, batch: Mapping[str, Any], count: int) -> float:

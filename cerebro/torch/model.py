@@ -220,6 +220,7 @@ class Model(TorchModel):
         )
         arguments.check_state(state)
         check_metrics(loss, step, {**functions, **accumulating}, whole)
+        graph = arguments.choose_graph(graph)
         arguments.check_graph(graph, amp, metered)
         if train_step is not None:
             arguments.check_train_step(clip_norm, accumulate, amp, graph)

@@ -111,7 +111,8 @@ def _measure_graph_gain(checked: _CheckedModel) -> tuple[float, float] | None:
     with generators.preserve_generators(True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return measure_gain(checked.live.model, checked.make_first_batch())
+            batch = checked.make_first_batch()
+            return measure_gain(checked.live.model, batch, lambda: checked.build_again().live.model)
         except Exception:
             return None
 

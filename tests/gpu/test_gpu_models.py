@@ -393,3 +393,22 @@ def test_metrics_are_summed_as_if_read_at_once():
         },
     )
     assert later.sums == now.sums
+
+
+# --- what graph=True would bring ---------------------------------------------------------
+
+
+def build_small(config):
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 5))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    loss = functional.cross_entropy
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=loss, graph=config.get("graph"))
+
+
+def test_the_check_offers_graph_where_the_gpu_waits():
+    rng = np.random.default_rng(0)
+    data = {"x": rng.normal(size=(400, 8)).astype("f4"), "y": rng.integers(0, 5, size=400)}
+    found = cerebro.check(build_small, {}, data, devices=GPU)
+    assert found and found.offer.startswith("graph=True would make a training step ")
+    assert not cerebro.check(build_small, {"graph": [False]}, data, devices=GPU).offer

@@ -170,3 +170,21 @@ def test_the_summary_suggests_graph_if_it_saves_enough_time(data, tmp_path, monk
         offer = "- graph=True would make a training step 4.0 times as fast (1 instead of 4 ms"
         summary = result.summary()
         assert (offer in summary) == ("graph=True" in summary) == is_offered
+
+
+@pytest.mark.parametrize("is_gpu", [True, False])
+def test_a_search_on_a_gpu_begins_with_what_graph_would_bring(
+    data, tmp_path, monkeypatch, capsys, is_gpu
+):
+    monkeypatch.setattr("cerebro.coordinator.conduct.is_gpu", lambda _: is_gpu)
+    monkeypatch.setattr("cerebro.torch.diagnosis.measure_gain", lambda *_: (0.009, 0.003))
+    cerebro.search(
+        build_small, {}, data, epochs=1, batch_size=8, validation=0.3, run=tmp_path / "run",
+        workers=0, progress="lines", n_trials=1,
+    )  # fmt: skip
+    lines = capsys.readouterr().out.splitlines()
+    offers = [number for number, line in enumerate(lines) if line.startswith("graph=True")]
+    assert len(offers) == is_gpu
+    if is_gpu:
+        assert "3.0 times as fast (3 instead of 9 ms" in lines[offers[0]]
+        assert lines[offers[0] + 1].startswith("started with")

@@ -178,7 +178,9 @@ def test_the_block_has_every_phase_and_is_drawn_twice_a_second() -> None:
     screen.phase("starting 2 workers")
     screen.phase("trying the first configuration")
     assert "starting 2 workers ... trying the first configuration ..." in screen.pages[-1]
+    screen.advise("use <graph=True>")
     screen.run_started(snapshot([row(0)]))
+    assert "use &lt;graph=True&gt;" in screen.pages[-1]
     for _ in range(100):
         now[0] += 0.002
         screen.update(snapshot([row(0)]))

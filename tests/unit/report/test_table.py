@@ -187,6 +187,17 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     os.close(made.master)
 
 
+def test_advice_stays_above_the_table(terminal: Terminal) -> None:
+    shown = a_thousand()
+    drawing = table.Table(terminal.stream, clock=lambda: 0.0)
+    drawing.phase("trying the first configuration")
+    drawing.advise("graph=True")
+    assert terminal.read() == ["graph=True", " trying the first configuration ..."]
+    drawing.run_started(shown)
+    assert terminal.read() == ["graph=True", *render(shown, 80, 24)]
+    drawing.close()
+
+
 def test_a_window_that_is_resized_shows_the_table_once(terminal: Terminal) -> None:
     shown = a_thousand()
     terminal.stream.write("before\n")

@@ -26,7 +26,8 @@ from torch.nn import functional  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
 import cerebro.torch  # noqa: E402
-from cerebro.torch import graph  # noqa: E402
+from cerebro.report import findings  # noqa: E402
+from cerebro.torch import arguments, diagnosis, graph  # noqa: E402
 from cerebro.torch.graph import COMPARED, WARM_UP, CudaRecorder  # noqa: E402
 
 ROWS, SHORT = 6, 4
@@ -452,3 +453,74 @@ def test_graph_memory_counts_as_held_bytes():
     refused = model(Refuses())
     train(refused)
     assert refused.held_bytes == 0
+
+
+# --- what graph=True would bring on a GPU -------------------------------------------------
+
+
+class Gpu:
+    """The clock of a host, and of a GPU that works through what the host launches.
+
+    `launch` and `work` are the milliseconds that a step keeps the host and the GPU.
+    """
+
+    def __init__(self, monkeypatch):
+        self.host = self.free = 0.0
+        clock = SimpleNamespace(perf_counter=lambda: self.host / 1000)
+        monkeypatch.setattr(diagnosis, "time", clock)
+        monkeypatch.setattr(diagnosis, "_wait_for_gpu", self.wait)
+
+    def wait(self, _):
+        self.host = max(self.host, self.free)
+
+    def model(self, launch, work, recorder=None, graph=None):
+        def augment(batch):
+            self.host += launch
+            self.free = max(self.free, self.host) + work
+            return batch
+
+        net = network()
+        made = cerebro.torch.Model(
+            net, optimizer=adam(net), loss=functional.cross_entropy, augment=augment, graph=graph
+        )
+        if recorder is not None:
+            made._train = made._compile_graphed_step(recorder)
+        return made
+
+
+def gain_on(gpu, ordinary, graphed):
+    return diagnosis.measure_on_gpu(gpu.model(*ordinary), batches(1)[0], graphed)
+
+
+def test_a_gpu_that_waits_for_the_host_is_measured_with_a_graph(monkeypatch):
+    gpu = Gpu(monkeypatch)
+    found = gain_on(gpu, (0.9, 0.3), lambda: gpu.model(0.05, 0.25, Again()))
+    ordinary, replayed = found
+    assert ordinary == pytest.approx(0.9e-3, rel=0.05)  # the last one's work ends later
+    assert replayed == pytest.approx(0.25e-3, rel=0.05)
+    assert findings.offer_graph(found).startswith("graph=True would make a training step 3.7")
+
+
+@pytest.mark.parametrize("step", [(0.1, 0.9), (30.0, 30.0)], ids=["busy", "long"])
+def test_without_need_nothing_is_built_to_be_measured(monkeypatch, step):
+    assert gain_on(Gpu(monkeypatch), step, pytest.fail) is None
+
+
+@pytest.mark.parametrize(
+    ("recorder", "graph"), [(Refuses(), None), (Waits(), None), (None, None), (Again(), False)]
+)
+def test_a_step_that_is_not_replayed_has_no_gain(monkeypatch, recorder, graph):
+    """It cannot be captured, waits for the GPU, is not a GPU's; or the user has decided."""
+    gpu = Gpu(monkeypatch)
+    assert gain_on(gpu, (0.9, 0.3), lambda: gpu.model(0.1, 0.3, recorder, graph)) is None
+
+
+def test_only_models_that_leave_graph_open_are_built_with_it(monkeypatch):
+    gpu = Gpu(monkeypatch)
+    with arguments.set_open_graph() as opened:
+        assert gpu.model(0, 0)._recorded and len(opened) == 1
+        assert not gpu.model(0, 0, graph=False)._recorded and len(opened) == 1
+        with pytest.raises(cerebro.errors.InputError, match="amp='fp16'"):
+            net = network()
+            cerebro.torch.Model(net, optimizer=adam(net), loss=functional.mse_loss, amp="fp16")
+    assert not gpu.model(0, 0)._recorded
