@@ -22,6 +22,7 @@ PARTS = {
     "gather": "batches by kernel against copies in device memory and index_select",
     "loader": "streamed batches against pinned copies and DataLoader",
     "states": "states to and from slots against pinned copies",
+    "lanes": "16 networks at once, ResNet-18 and adapters: plain PyTorch's ways and Cerebro",
     "search": "16 small CNNs: workers, graphs, processes per trial, torch.compile",
 }
 NO_GPU = 3

@@ -95,7 +95,6 @@ class Session:
 
     def tell(self, text: str) -> None:
         self.bench.note(text)
-        print(f"  {text}", flush=True)
 
     def attempt(self, name: str, work: Callable[[], object]) -> None:
         self.failed |= not attempt(self.bench, name, work)

@@ -117,6 +117,32 @@ def test_a_quick_benchmark_prints_its_figures(tmp_path: Path) -> None:
     assert [line for line in lines if any(f"  {f['name']} " in line for f in figures)] == lines[2:]
 
 
+def test_lanes_run_in_miniature_without_a_gpu() -> None:
+    """A part of it; `.ci/run` runs the others."""
+    command = [sys.executable, "-m", "benchmarks.gpu_lanes", "--tiny", "--only", "mlp"]
+    out = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    lines = [line.strip() for line in out.stdout.splitlines()]
+    assert "mlp: states with 1, 2 lanes: equal" in lines
+    assert "mlp: the plain loop and graph=True: equal weights" in lines
+    assert "holds          the same states with any number of lanes" in lines
+
+
+def test_bars_are_judged_by_figures_and_not_without_them() -> None:
+    code = (
+        "from benchmarks.gpu_lanes import judge\n"
+        "figures = {'mlp: eager loop, fused Adam': 29.4, 'cnn: a graph each, one stream': 14.7,\n"
+        "    'cnn: a graph each, 16 streams, one thread': 8.0, 'mlp: equal states': 1.0,\n"
+        "    'cnn: equal states': 0.0, 'mlp: Cerebro, 16 lane(s)': 0.36,\n"
+        "    'cnn: Cerebro, 16 lane(s)': 9.3}\n"
+        "print([holds for _, holds in judge(figures)])"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert out.stdout.strip() == "[True, False, None, None, None, None, False]"
+
+
 def test_a_figure_is_printed_when_it_is_known(tmp_path: Path) -> None:
     """A benchmark that fails later, or is interrupted, has told what it knew."""
     code = (
