@@ -1,8 +1,8 @@
-"""Run a worker process: ``python -m cerebro._worker SOCKET PAGE [SOCKET PAGE ...]``.
+"""Run a worker process: ``python -m cerebro._worker SOCKET PAGE``.
 
-The arguments are inherited file descriptors, two for each worker. Several workers of one process
-are threads that share a GPU; their units overlap (`cerebro.machine.turns`). ``python -m
-cerebro._worker serve ...`` is the fork server, whose forks are workers
+The arguments are inherited file descriptors. On request, further workers are started as threads of
+the process: *lanes*, which share a GPU and whose units overlap (`cerebro.machine.turns`).
+``python -m cerebro._worker serve ...`` is the fork server, whose forks are workers
 (`cerebro.executors.fork_server`). A worker answers each task with one event. It ends with its
 coordinator, even in the middle of a unit: the C thread of the heartbeat ends the process, whatever
 Python is doing.
@@ -24,7 +24,7 @@ import cloudpickle
 import cerebro._core as _core
 from cerebro.errors import CorruptDataError
 from cerebro.executors import fork_server
-from cerebro.executors.wire import pickle_event, unpickle
+from cerebro.executors.wire import pickle_event, receive_files, unpickle
 from cerebro.machine import guard
 from cerebro.machine.imports import Sources, import_early, note_imported
 from cerebro.machine.libraries import JAX
@@ -56,16 +56,8 @@ def main(arguments: list[str]) -> NoReturn:
     guard.enter_worker()  # an imported script must not start a search
     make_streams_last()
     faulthandler.enable(STANDARD_ERROR)  # a crash in C code writes its traceback to the log
-    descriptors = list(map(int, arguments))
-    process = Process(Turns(gpu.KEPT) if len(descriptors) > 2 else None)
-    workers = []
-    for socket, page in zip(descriptors[::2], descriptors[1::2], strict=True):
-        connection, beat = Connection(socket), _core.BeatPage(page)
-        beat.start_beating(BEAT_MILLISECONDS, connection.fileno())
-        workers.append(Worker(connection, beat, process))
-    for worker in workers[1:]:
-        threading.Thread(target=run_worker, args=(worker,), daemon=True).start()
-    run_worker(workers[0])
+    socket, page = map(int, arguments)
+    run_worker(Worker(socket, page, Process()))
 
 
 def run_worker(worker: Worker) -> NoReturn:
@@ -82,13 +74,17 @@ def run_worker(worker: Worker) -> NoReturn:
 
 
 class Process:
-    """What the workers of one process share; `turns` is None if there is only one worker."""
+    """What the workers of one process share; `turns` is None until there are several workers."""
 
-    def __init__(self, turns: Turns | None = None) -> None:
-        self.turns = turns
+    def __init__(self) -> None:
+        self.turns: Turns | None = None
         self.context: tuple[bytes, RunContext] | None = None  # the run's, after its pickle
-        self.late = None if turns is None else LateTasks()
+        self.late: LateTasks | None = None
         self.runners: list[UnitRunner] = []
+
+    def begin_sharing(self) -> None:
+        if self.turns is None:
+            self.turns, self.late = Turns(gpu.KEPT), LateTasks()
 
     def open_context(self, context: bytes) -> RunContext:
         """Return an unpickled context: the same object for all workers, which share its shards."""
@@ -98,11 +94,14 @@ class Process:
 
 
 class Worker:
-    def __init__(self, connection: Connection, beat: _core.BeatPage, process: Process) -> None:
-        self._connection = connection
-        self._beat = beat
+    """A worker of a process; `socket` and `page` are descriptors, which it owns."""
+
+    def __init__(self, socket: int, page: int, process: Process) -> None:
+        self._connection = Connection(socket)
+        self._beat = _core.BeatPage(page)
+        self._beat.start_beating(BEAT_MILLISECONDS, socket)
         self._process = process
-        self._clock = BeatClock(beat, process.late)
+        self._clock = BeatClock(self._beat, process.late)
         self._stream: CudaStream | None = None  # if the process has several workers
         self._runner: UnitRunner | None = None
         self._number = -1
@@ -127,6 +126,16 @@ class Worker:
         elif kind == "end":
             self._end()
             self._connection.send_bytes(cloudpickle.dumps(self._sources))
+        elif kind == "add lane":
+            self._add_lane()
+
+    def _add_lane(self) -> None:
+        """Start a thread for another worker, whose descriptors follow the message."""
+        socket, page = receive_files(self._connection.fileno(), 2)
+        self._process.begin_sharing()
+        self._clock.late = self._process.late
+        lane = Worker(socket, page, self._process)
+        threading.Thread(target=run_worker, args=(lane,), daemon=True).start()
 
     def _preload(self, path: list[str], modules: list[str]) -> None:
         sys.path[:] = path

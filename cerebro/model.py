@@ -90,9 +90,11 @@ class Model(Protocol):
         saves memory, but these tensors must belong to the model alone.
     ``overlaps``
         True if units of other trials may run in the same process between two of its batches, as
-        workers do that share a process on a GPU (``CEREBRO_GPU_STREAMS=1``). The model must then
-        depend on nothing of the process but its random generators, and compute on PyTorch's current
-        stream.
+        those of the other workers of a GPU do. The model must then depend on nothing of the process
+        but its random generators, and compute on PyTorch's current stream.
+    ``replays_graphs``
+        True if training on a GPU replays its steps as graphs, without running their Python code. If
+        it also `overlaps`, a search trains several trials at once on a GPU by default.
     ``columns_read``
         The names of all columns that the model reads in training and evaluation. Batches then have
         only these columns, and the files of the others are not read. None (default): batches have
@@ -277,6 +279,14 @@ def _is_ours(method: object) -> bool:
 def is_cpu_only(model: object) -> bool:
     """Return whether the model declares that it never computes on a GPU."""
     return bool(getattr(model, "cpu_only", False))
+
+
+def shares_gpu(model: object) -> bool:
+    """Return whether several such models are trained faster at once on a GPU than one by one.
+
+    They must overlap. If every step runs Python code, they would wait for each other's.
+    """
+    return bool(getattr(model, "overlaps", False) and getattr(model, "replays_graphs", False))
 
 
 def get_whole_pass(model: object) -> Callable[[Iterable[dict[str, Any]]], Mapping[str, Any]] | None:

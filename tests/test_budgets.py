@@ -18,7 +18,7 @@ LINES = {
     "__init__.py": 140,
     "__main__.py": 20,
     "_worker.py": 230,
-    "api": 2_040,
+    "api": 2_140,
     "arguments.py": 360,
     "callbacks": 290,
     "cli": 1_990,
@@ -47,7 +47,7 @@ LINES = {
     "testing.py": 200,
     "torch": 7_500,
     "transforms.py": 430,
-    "worker": 5_700,
+    "worker": 5_720,
 }
 """The most lines of Python in each folder and file of the package, a little above today's."""
 

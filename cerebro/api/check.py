@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from cerebro.api.lanes import choose_lanes, usable_memory
 from cerebro.api.settings import eval_rows
 from cerebro.arguments import check_one_of
 from cerebro.data.given_rows import write_given_rows
@@ -23,6 +24,7 @@ from cerebro.machine.devices import (
     CPU,
     assign_devices,
     choose_devices,
+    is_gpu,
     name_devices,
     name_in_worker,
 )
@@ -58,6 +60,9 @@ class Check:
         change whether the check is true.
     offer
         What ``graph=True`` would bring, in one line; empty if it is not worth much.
+    lanes
+        How many trials of this configuration a search trains at once on each GPU by default, if it
+        has as many; 1 on the CPU.
     """
 
     problems: list[str]
@@ -67,6 +72,7 @@ class Check:
     not_exact: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     offer: str = ""
+    lanes: int = 1
 
     @property
     def ok(self) -> bool:
@@ -84,7 +90,9 @@ class Check:
                 f"{', '.join(self.not_exact)}; cannot check whether the state survives a hop"
             )
         lines = self.problems or [f"{said}; metrics: {', '.join(self.metrics)}"]
-        return "\n".join(filter(None, [*lines, *map(str, self.findings), self.offer]))
+        several = f"a search trains up to {self.lanes} trials at once on each GPU"
+        lanes = several if self.lanes > 1 else ""
+        return "\n".join(filter(None, [*lines, *map(str, self.findings), self.offer, lanes]))
 
 
 @shorten_tracebacks
@@ -156,8 +164,16 @@ def check(
     if model.cpu_only and name_devices(devices) == ["auto"]:  # the same decision as in a search
         device = CPU
     problems, metrics, operations = map(list, (done.problems, model.metrics, done.not_exact))
-    offer = offer_graph(done.gain)
-    return Check(problems, metrics, dict(config), device, operations, list(done.findings), offer)
+    return Check(
+        problems,
+        metrics,
+        dict(config),
+        device,
+        operations,
+        list(done.findings),
+        offer_graph(done.gain),
+        choose_lanes(model, usable_memory(model, [device]), None) if is_gpu(device) else 1,
+    )
 
 
 def ask_worker(context: RunContext, device: str, task: CheckTask) -> Event:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import cerebro._core as _core
+from cerebro.api.lanes import describe_lanes
 from cerebro.api.settings import devices_of, idle_advice
 from cerebro.arguments import check_optional_real, check_whole_number, worker_count
 from cerebro.coordinator.dispatcher import evaluation_cost, make_schedule
@@ -25,7 +26,6 @@ from cerebro.data.given_rows import is_rows, write_given_rows
 from cerebro.data.order import EpochOrder, Shuffle, resolve_shuffle
 from cerebro.data.validation import Validation, make_validation
 from cerebro.errors import shorten_tracebacks
-from cerebro.executors.process import are_together
 from cerebro.executors.seats import SeatedShards, count_kept_bytes, place_pools
 from cerebro.executors.simulated import SimulatedRun, Simulation
 from cerebro.machine.devices import CPU, are_gpus, assign_devices, memory_of
@@ -68,7 +68,7 @@ class Plan:
     max_live
         The largest number of trials that are live at the same time; each fold counts.
     workers
-        The number of worker processes.
+        The number of workers: of processes on the CPU, of lanes on GPUs.
     folds
         The number of folds of each trial, or None.
     devices
@@ -117,7 +117,8 @@ class Plan:
         ]
         if are_gpus(self.devices):
             memory = f"{size(self.resident_bytes)} of data in {size(self.device_bytes)} of memory"
-            lines.insert(3, f"gpus        {', '.join(self.devices)}; {memory} at most")
+            lanes = describe_lanes(self.workers, self.devices) or "a lane for each"
+            lines.insert(3, f"gpus        {', '.join(self.devices)}; {lanes}; {memory} at most")
         if advice:
             lines.append(f"advice      {advice}")
         return "\n".join(lines)
@@ -156,7 +157,8 @@ def plan(
     space, data, epochs, n_trials, validation, searcher, metric, mode, points, width, workers, \
 threads, seed, shuffle, stagger, live_models, devices, workers_per_device
         As for `cerebro.search`. A plan builds no model: for a ``cpu_only`` model give
-        ``devices="cpu"``.
+        ``devices="cpu"``, and give `workers_per_device` where a search would choose several lanes
+        for each GPU, as `cerebro.check` shows.
 
     Returns
     -------
@@ -203,9 +205,9 @@ threads, seed, shuffle, stagger, live_models, devices, workers_per_device
     places, resident = SeatedShards(), 0
     if are_gpus(the_devices):
         seated = assign_devices(the_devices, count)
-        data, together = (views.train, views.held_out, seated), are_together(seated)
-        places = place_pools(*data, order=order, together=together)
-        resident = count_kept_bytes(*data, dealt=places.stay, together=together)
+        data = (views.train, views.held_out, seated)
+        places = place_pools(*data, order=order)
+        resident = count_kept_bytes(*data, dealt=places.stay)
     search = SimulatedSearch(the_searcher, as_space(space), settings)
     speed = rows_per_second or train.num_rows
     run = _PlannedRun(search, views, order, 1.0 / speed, live_models, places)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from cerebro.api.check import ask_worker
+from cerebro.api.lanes import choose_lanes, describe_lanes, usable_memory
 from cerebro.api.resume import resume_search
 from cerebro.api.settings import (
     check_callbacks,
@@ -66,7 +67,7 @@ from cerebro.run.settings import (
 )
 from cerebro.run.store import FILE
 from cerebro.searchers import make_searcher
-from cerebro.searchers.base import DONE, Searcher, suggestion_problem
+from cerebro.searchers.base import DONE, Searcher, expected_trials, suggestion_problem
 from cerebro.searchers.metrics import EarlyStopping, metric_mode
 from cerebro.space import Space, as_space
 from cerebro.worker.messages import CheckDone, CheckTask, RunFolders
@@ -184,7 +185,7 @@ def search(
     width
         The number of trials that train at the same time, for adaptive searchers.
     workers
-        The number of worker processes; 0 trains in this process. Default: one per `threads` cores,
+        The number of workers; 0 trains in this process. Default: one process per `threads` cores,
         or `workers_per_device` for each GPU. With `executor`, give the number to the executor.
     threads
         The number of compute threads per worker, even with ``workers=0``. It changes the bits of
@@ -243,9 +244,10 @@ def search(
     executor
         Runs the units on other machines, such as `cerebro.ray.Executor`.
     workers_per_device
-        The number of worker processes for each GPU, default 1. A higher number pays off if one
-        model does not keep the GPU busy. The processes take turns on the GPU, or compute at the
-        same time if NVIDIA's MPS is running.
+        The number of trials that each GPU trains at once: its *lanes*, which share one process and
+        one copy of the data. Default: up to 16 for models whose steps are replayed as graphs
+        (`cerebro.torch.Model` with ``graph=True``), as many as there are trials and as fit in half
+        of the GPU's free memory; 1 for all other models. It does not change the states.
 
     Returns
     -------
@@ -285,6 +287,9 @@ def search(
             the_devices = choose_resume_devices(before["devices"])
         counted = the_devices if executor is None else (CPU,)  # an executor counts its own workers
         the_workers = worker_count(workers, the_threads, counted, workers_per_device)
+        is_counted = (workers, workers_per_device) != (None, None)
+        if before is not None and not is_counted and are_gpus(counted):
+            the_workers = before["workers"] if are_gpus(before["devices"]) else the_workers
         eval_size = check_whole_number("eval_batch_size", eval_batch_size, 1, optional=True)
         settings = Settings(
             build=build,
@@ -336,7 +341,10 @@ def search(
             for fold in range(0 if folds is None else len(folds)):
                 make_validation(train, folds).get_views(fold)[0].view.weight_sums(across=False)
         advice = _idle_advice(settings, the_searcher) if is_known and not goes_on else None
-        announce(progress, the_workers if is_known else None, advice)
+        chooses = are_gpus(counted) and not is_counted and not goes_on  # once it knows the model
+        notes = (None if chooses else describe_lanes(the_workers, counted), advice)
+        shown = the_workers if is_known and not chooses else None
+        announce(progress, shown, "; ".join(filter(None, notes)))
         if executor is None and the_devices == (CPU,):  # let workers start during the preparation
             loaded = [name for name in ("torch",) if name in sys.modules]
             warm_workers.start_early(the_threads, [None] * the_workers, loaded)
@@ -346,16 +354,20 @@ def search(
         chosen_for = None
         if by_itself and workers_per_device is None:
             chosen_for = worker_count(workers, the_threads)
-        return run_search(settings, the_space, the_searcher, chosen_for)
+        return run_search(settings, the_space, the_searcher, chosen_for, is_counted=is_counted)
+
+
+def _count_at_once(settings: Settings, searcher: Searcher, trials: int | None) -> int | None:
+    """Return the most of `trials` that train at a time, counting each fold; None if unknown."""
+    if trials is not None and searcher.adaptive:
+        trials = min(trials, settings.strategy.width)
+    return None if trials is None else trials * settings.trials_per_config
 
 
 def _idle_advice(settings: Settings, searcher: Searcher) -> str | None:
     """Return advice on idle workers; None if all are busy or the number of trials is unknown."""
-    at_once = settings.limits.n_trials
-    if at_once is not None and searcher.adaptive:
-        at_once = min(at_once, settings.strategy.width)
     return idle_advice(
-        None if at_once is None else at_once * settings.trials_per_config,
+        _count_at_once(settings, searcher, settings.limits.n_trials),
         settings.workers,
         settings.exactness.threads,
         folds=None if settings.folds is None else len(settings.folds),
@@ -365,9 +377,18 @@ def _idle_advice(settings: Settings, searcher: Searcher) -> str | None:
 
 
 def run_search(
-    settings: Settings, space: Space, the_searcher: Searcher, cpu_workers: int | None = None
+    settings: Settings,
+    space: Space,
+    the_searcher: Searcher,
+    cpu_workers: int | None = None,
+    *,
+    is_counted: bool = True,
 ) -> Result:
-    """Run a search whose arguments are checked; a ``cpu_only`` model trains on `cpu_workers`."""
+    """Run a search whose arguments are checked.
+
+    A ``cpu_only`` model trains on `cpu_workers`; `is_counted` says whether the user has given the
+    number of workers.
+    """
     set_up_searcher(the_searcher, space, settings)
     first = the_searcher.suggest()
     if first is None or first is DONE:
@@ -381,8 +402,8 @@ def run_search(
     settings.batches.size_of(config)  # a wrong one in a later trial fails only that trial
     if not settings.validates:
         warn_user("no validation data: trials are ranked by training metrics (give validation=)")
-    if cpu_workers is not None and is_for_cpu(settings, config):
-        settings = replace(settings, devices=(CPU,), workers=cpu_workers)
+    if cpu_workers is not None or not is_counted:
+        settings = _settle_workers(settings, the_searcher, config, cpu_workers, is_counted)
     _warn_if_mixed(settings.devices)
     try:
         return conduct(settings, the_searcher, first=first)
@@ -392,17 +413,41 @@ def run_search(
         raise
 
 
-def _warn_if_mixed(devices: Sequence[str]) -> None:
-    if (text := describe_mixed_kinds(devices)) is not None:
-        warn_user(text)
+def _settle_workers(
+    settings: Settings,
+    searcher: Searcher,
+    config: Mapping[str, Any],
+    cpu_workers: int | None,
+    is_counted: bool,
+) -> Settings:
+    """Return the settings with the devices and the number of workers that suit the model.
 
-
-def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:
-    """Return whether a model, built in a worker that stays warm, never computes on a GPU."""
-    if not are_gpus(settings.devices) or settings.workers == 0:
-        return False
+    The model is built in a worker, which stays warm. The arguments are those of `run_search`;
+    without `cpu_workers` the devices stay.
+    """
+    devices = settings.devices
+    if settings.executor is not None or not are_gpus(devices) or settings.workers == 0:
+        return settings
     with tempfile.TemporaryDirectory(prefix="cerebro-check-") as folder:
         folders = RunFolders(folder, folder, folder)
         context = replace(make_run_context(settings), folders=folders)
-        event = ask_worker(context, settings.devices[0], CheckTask(config, build_only=True))
-    return isinstance(event, CheckDone) and event.model.cpu_only
+        task = CheckTask(config, build_only=True, measures=not is_counted)
+        event = ask_worker(context, devices[0], task)
+    if not isinstance(event, CheckDone):
+        return settings
+    if event.model.cpu_only and cpu_workers is not None:
+        return replace(settings, devices=(CPU,), workers=cpu_workers)
+    if is_counted:
+        return settings
+    trials = expected_trials(searcher, settings.limits.n_trials)
+    at_once = _count_at_once(settings, searcher, trials)
+    each = None if at_once is None else -(-at_once // len(devices))
+    lanes = choose_lanes(event.model, usable_memory(event.model, devices), each)
+    workers = lanes * len(devices)
+    announce(settings.progress, workers, describe_lanes(workers, devices))
+    return replace(settings, workers=workers)
+
+
+def _warn_if_mixed(devices: Sequence[str]) -> None:
+    if (text := describe_mixed_kinds(devices)) is not None:
+        warn_user(text)

@@ -151,9 +151,9 @@ def _describe_gpus() -> list[tuple[str, str]]:
     rows = [("gpu", _describe_gpu(i, about)) for i, about in enumerate(devices)]
     versions = [cuda.version_text(runtime[name]) for name in ("version", "driver")]
     rows.append(("cuda", f"runtime {versions[0]} ({runtime['path']}), driver for {versions[1]}"))
-    mps = "running: workers of one device compute at the same time"
+    mps = "running: processes that share a device compute at the same time"
     if not (any(about["mps"] for about in devices) or cuda.is_mps_running()):
-        mps = "not running: with workers_per_device above 1, workers take turns; "
+        mps = "not running: processes that share a device, as on a cluster, take turns; "
         mps += "nvidia-cuda-mps-control -d starts it"
     rows.append(("mps", mps))
     rows.append(("cudnn", _describe_cudnn(runtime["version"])))

@@ -41,9 +41,9 @@ from cerebro.machine.signals import INTERRUPTED, defer_interrupts
 COUNTS = {
     "epochs": "epochs per trial",
     "n-trials": "trials to run",
-    "workers": "worker processes; 0: only this process (one per core)",
+    "workers": "workers; 0: only this process (a process per core, or the lanes of all GPUs)",
     "threads": "compute threads per worker (1)",
-    "workers-per-device": "worker processes for each GPU (1)",
+    "workers-per-device": "trials that each GPU trains at once (by the model)",
     "batch-size": "rows per batch",
     "eval-batch-size": "rows per validation batch (256, or the batch size for large rows)",
     "width": "live trials at a time, for adaptive searchers (8)",

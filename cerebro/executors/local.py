@@ -8,8 +8,8 @@ reaches only the coordinator, because each worker leads a new session.
 
 The executor notices the end of a worker at once. `Watchdog` finds workers that are stopped or
 hang, and units that take too long. A worker is killed and reaped before its loss is reported, so
-that no two workers have the same unit. If the workers of a GPU are threads of one process
-(`process.STREAMS`), whose units overlap there, they are lost and replaced together.
+that no two workers have the same unit. The workers of a GPU are threads of one process, whose units
+overlap there, so they are lost and replaced together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from cerebro.executors.process import (
     WorkerProcess,
     describe_exit,
     signal_of,
-    warm_workers,
 )
 from cerebro.executors.seats import SeatedShards, place_pools
 from cerebro.executors.wire import BrokenMessage
@@ -280,7 +279,6 @@ class LocalExecutor:
             context.validation,
             self._seats,
             order=context.order(),
-            together=self._starter.together,
         )
         started = [self._start_worker(seat, wait=True) for seat in range(len(self._seats))]
         # The first one tries the first configuration: one that runs already, if any.
@@ -345,11 +343,9 @@ class LocalExecutor:
         for worker in busy.keys() & self._workers.keys():
             self._workers[worker].beat.cancel()
         for number, process in self._workers.items():
-            if number in ready and not process.others:
-                warm_workers.give(process)
-            else:
+            if number not in ready:
                 process.stop(kill=True)
-        self._starter.close()
+        self._starter.end([its for number, its in self._workers.items() if number in ready])
         self._workers.clear()
         self._queued.clear()
         self._events.clear()
@@ -448,7 +444,7 @@ class LocalExecutor:
         process = self._workers.get(worker)
         if process is None:
             return
-        others = [other for other, its in self._workers.items() if its in process.others]
+        others = [n for n, its in self._workers.items() if its in process.lanes and n != worker]
         lost = {number: self._workers.pop(number) for number in (worker, *others)}
         begun = {number: its.beat.task_seconds for number, its in lost.items()}
         # The clock of an idle worker still shows its last task.

@@ -11,12 +11,11 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import cerebro._core as _core
-from cerebro.arguments import read_switch
 from cerebro.errors import WorkerError
 from cerebro.executors.fork_server import UNREAD, Child, ForkServers, forks_workers, start_program
 from cerebro.executors.seats import set_memory_shares
@@ -28,9 +27,6 @@ from cerebro.machine.program import NONE, Program
 
 if TYPE_CHECKING:
     from cerebro.worker.messages import RunContext
-
-STREAMS = "CEREBRO_GPU_STREAMS"
-"""If this variable is 1, the workers of a GPU share one process, each with its own stream."""
 
 EXIT_SECONDS = 5.0
 REAP_SECONDS = 60.0  # for a killed process, which ends at once unless it waits for a disk
@@ -59,7 +55,10 @@ class WorkerKind:
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """A worker, its process, its socket and its page of heartbeats; several may share a process."""
+    """A worker, its process, its socket and its page of heartbeats.
+
+    The workers of a GPU are *lanes* of one process: threads, each with its own socket and page.
+    """
 
     process: subprocess.Popen[bytes] | Child
     channel: Channel
@@ -72,10 +71,12 @@ class WorkerProcess:
     """The modules that it had imported when its last run ended; see `cerebro.machine.imports`."""
     variables: dict[str, str] = field(default_factory=lambda: _inherited_variables())
     """The environment variables that it inherited; see `_inherited_variables`."""
-    others: list[WorkerProcess] = field(default_factory=list)  # of the same process
+    lanes: list[WorkerProcess] = field(default_factory=list)
+    """The workers of this process, which share the list; the first starts the others."""
 
     def __post_init__(self) -> None:
         open_workers.add(self)
+        self.lanes.append(self)
 
     @classmethod
     def spawn(cls, kind: WorkerKind, *, fork: bool = False, wait: bool = True) -> WorkerProcess:
@@ -84,28 +85,13 @@ class WorkerProcess:
         `fork` allows a fork server to fork a worker without a GPU; `wait`, to wait for a server
         that is not ready yet.
         """
-        (worker,) = cls.spawn_together(1, kind, fork=fork, wait=wait)
-        return worker
-
-    @classmethod
-    def spawn_together(
-        cls, count: int, kind: WorkerKind, *, fork: bool = False, wait: bool = True
-    ) -> list[WorkerProcess]:
-        """Start one process for several workers of a GPU, or for one worker; see `spawn`."""
         process: subprocess.Popen[bytes] | Child | None = None
-        pairs: list[tuple[socket.socket, socket.socket]] = []
         variables = _make_environment(kind)
+        ours, theirs, beat = _make_channels()
         try:
-            beats = [_core.BeatPage() for _ in range(count)]
-            for _ in range(count):
-                pairs.append(socket.socketpair())
-            files = [
-                file
-                for (_, theirs), beat in zip(pairs, beats, strict=True)
-                for file in (theirs.fileno(), beat.fd)
-            ]
+            files = theirs.fileno(), beat.fd
             if fork and kind.device is None and forks_workers():
-                process = fork_servers.fork(variables, (files[0], files[1]), wait=wait)
+                process = fork_servers.fork(variables, files, wait=wait)
             if process is None:
                 process = start_program(map(str, files), variables, files)
                 if kind.device is not None:
@@ -113,17 +99,29 @@ class WorkerProcess:
         except OSError as error:
             raise WorkerError(f"cannot start a worker process: {error}") from error
         finally:
-            for ours, theirs in pairs:
-                theirs.close()
-                if process is None:
-                    ours.close()  # a fork that was requested ends itself
-        workers = [
-            cls(process, Channel(ours), beat, kind, _open_exit_descriptor(process.pid))
-            for (ours, _), beat in zip(pairs, beats, strict=True)
-        ]
-        for worker in workers:
-            worker.others = [other for other in workers if other is not worker]
-        return workers
+            theirs.close()
+            if process is None:
+                ours.close()  # a fork that was requested ends itself
+        return cls(process, Channel(ours), beat, kind, _open_exit_descriptor(process.pid))
+
+    def add_lane(self) -> WorkerProcess:
+        """Start one more worker in this process, while its first worker is idle.
+
+        Raise OSError if the process has ended, and WorkerError if there is no descriptor left.
+        """
+        ours, theirs, beat = _make_channels()
+        try:
+            first = self.lanes[0]
+            first.send(("add lane",), is_plain=True)
+            first.channel.send_files([theirs.fileno(), beat.fd])
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        exit_fd = _open_exit_descriptor(self.process.pid)
+        channel = Channel(ours)
+        return WorkerProcess(self.process, channel, beat, self.kind, exit_fd, lanes=self.lanes)
 
     def send(self, message: tuple[Any, ...], *, is_plain: bool = False) -> None:
         """Send a message; `is_plain` promises that it contains no object of the user's code."""
@@ -157,12 +155,22 @@ class WorkerProcess:
         if self.exit_fd is not None:
             os.close(self.exit_fd)
             self.exit_fd = None
+        self.lanes = []  # a list that has this worker would keep its page
 
     def _kill(self) -> None:
         """Kill the worker and the processes in its group, which its trials started."""
         if self.process.returncode is None:  # not reaped, so its pid is not reused
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def _make_channels() -> tuple[socket.socket, socket.socket, _core.BeatPage]:
+    """Return the two ends of a worker's socket, and its page; raise WorkerError if that fails."""
+    try:
+        beat = _core.BeatPage()
+        return *socket.socketpair(), beat
+    except OSError as error:
+        raise WorkerError(f"cannot start a worker process: {error}") from error
 
 
 def _inherited_variables() -> dict[str, str]:
@@ -213,7 +221,7 @@ def signal_of(returncode: int | None) -> int | None:
 
 
 class WarmWorkers:
-    """The idle workers that are kept for the next run of this process."""
+    """The idle processes that are kept for the next run of this process, by their first workers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -230,12 +238,13 @@ class WarmWorkers:
                 if (
                     worker.process.poll() is not None
                     or worker.variables != variables
-                    or not are_current(worker.sources, program.digest)
+                    or not all(are_current(lane.sources, program.digest) for lane in worker.lanes)
                 ):
                     # It is dead, or would train with old code, choose different kernels, or lack a
                     # variable that has been set since, such as the credentials of a storage.
                     self._idle.remove(worker)
-                    worker.stop(kill=True)
+                    for lane in worker.lanes:
+                        lane.stop(kill=True)
                 elif worker.kind == kind:
                     self._idle.remove(worker)
                     return worker
@@ -278,7 +287,8 @@ class WarmWorkers:
         if self._pid != os.getpid():
             return
         for worker in idle:
-            worker.close()
+            for lane in worker.lanes:
+                lane.close()
         for worker in idle:
             worker.stop(kill=False)
 
@@ -289,24 +299,17 @@ fork_servers = ForkServers()
 atexit.register(warm_workers.close)
 
 
-def are_together(seats: Sequence[Device | None]) -> bool:
-    """Return whether the workers of a GPU share a process; raise InputError for a bad variable."""
-    gpus = [device for device in seats if device is not None]
-    return read_switch(STREAMS, default=False) and len(set(gpus)) < len(gpus)
-
-
 class Starter:
     """Starts the workers of a run; the arguments are those of `LocalExecutor`."""
 
     def __init__(
         self, threads: int, seats: Sequence[Device | None], *, fresh: bool, fork: bool
     ) -> None:
-        self.together = are_together(seats)
         self._threads = threads
         self._seats = seats
         self._fresh = fresh
         self._fork = fork
-        self._spare: dict[WorkerKind, list[WorkerProcess]] = {}  # started with others of their GPU
+        self._spare: dict[WorkerKind, list[WorkerProcess]] = {}  # of processes of this run
         self._program = NONE
         self._hash_seed = ""
         self._run: tuple[bytes, dict[str, Any], bytes] = b"", {}, b""
@@ -314,48 +317,48 @@ class Starter:
     def begin(self, context: RunContext) -> None:
         self._program, self._hash_seed = context.program, context.hash_seed
         alone = replace(context, program=NONE)
-        shared = set_memory_shares(alone, self._seats, together=self.together)
+        shared = set_memory_shares(alone, self._seats)
         program = pickle_message(context.program, is_plain=True)
         # JAX's settings are sent apart: without them, arrays in the context get other types.
         self._run = program, dict(context.libraries.get("jax", {})), pickle_context(shared)
 
     def start(self, number: int, seat: int, *, wait: bool) -> WorkerProcess:
         """Start a worker; if `wait`, wait for a fork server that is not ready."""
-        device = self._seats[seat]
         here = os.getcwd()  # noqa: PTH109
         message = ("begin", number, list(sys.path), list(sys.argv), here, *self._run)
-        several = self.together and device is not None and self._seats.count(device) > 1
-        kind = WorkerKind(self._threads, device, self._hash_seed)
-        warm = None
-        if not (self._fresh or several):
-            warm = warm_workers.take(kind, self._program)
-        for process in [warm, None]:
+        kind = WorkerKind(self._threads, self._seats[seat], self._hash_seed)
+        for fresh in (self._fresh, True):
             # A warm worker may have died since its last run; a new process then replaces it.
-            if several:
-                worker = self._start_shared(kind)
-            else:
-                worker = process or WorkerProcess.spawn(kind, fork=self._fork, wait=wait)
             try:
-                worker.send(message)
-                return worker
+                spare = self._find_spare(kind, fresh=fresh, wait=wait)
+                spare[0].send(message)
+                return spare.pop(0)
             except OSError as error:
-                worker.stop(kill=True)
                 cause = error
+                for lane in self._spare.pop(kind):
+                    lane.stop(kill=True)
         raise WorkerError(f"a worker process died while it was started: {cause}") from cause
 
-    def _start_shared(self, kind: WorkerKind) -> WorkerProcess:
-        """Return a worker of the process that serves a GPU; start that process if needed."""
+    def _find_spare(self, kind: WorkerKind, *, fresh: bool, wait: bool) -> list[WorkerProcess]:
+        """Return the workers of a process of this run that have no task yet, at least one."""
         spare = self._spare.setdefault(kind, [])
         while spare and spare[0].process.poll() is not None:
             spare.pop(0).stop(kill=True)  # it died before it was needed
         if not spare:
-            while (warm := warm_workers.take(kind, self._program)) is not None:
-                warm.stop(kill=True)  # it holds memory of the GPU, and cannot be used
-            spare += WorkerProcess.spawn_together(self._seats.count(kind.device), kind)
-        return spare.pop(0)
+            warm = None if fresh else warm_workers.take(kind, self._program)
+            worker = warm or WorkerProcess.spawn(kind, fork=self._fork, wait=wait)
+            spare += worker.lanes
+            while kind.device is not None and len(spare) < self._seats.count(kind.device):
+                spare.append(worker.add_lane())
+        return spare
 
-    def close(self) -> None:
-        for spare in self._spare.values():
-            for process in spare:
-                process.stop(kill=True)
+    def end(self, ended: Collection[WorkerProcess]) -> None:
+        """Keep the processes warm whose workers have all `ended` the run, if they had it."""
+        spare = [worker for workers in self._spare.values() for worker in workers]
         self._spare.clear()
+        free = {*ended, *spare}
+        for worker in (*ended, *spare):
+            if not free.issuperset(worker.lanes):
+                worker.stop(kill=True)
+            elif worker is worker.lanes[0]:
+                warm_workers.give(worker)

@@ -1,10 +1,10 @@
 """Assign pools of shards to workers that hold them in GPU memory.
 
-A seat is a GPU, or one of several worker processes that share a GPU. Every pool (see
-`cerebro.data.order`) is assigned to one seat and stays there, even if the worker is replaced. So
-device memory holds the data once, and trials move to the shards: for the scheduler, placement is
-exclusive. With ``shuffle="rows"`` every worker reads all shards. Every worker holds the validation
-data. Workers that are threads of one process count as one holder.
+A seat is a GPU, or one of several workers of a GPU, which are threads of one process and together
+one *holder*. Every pool (see `cerebro.data.order`) is assigned to one holder and stays there, even
+if its process is replaced. So device memory holds the data once, and trials move to the shards: for
+the scheduler, placement is exclusive. With ``shuffle="rows"`` every worker reads all shards. Every
+holder has the validation data.
 """
 
 from __future__ import annotations
@@ -67,15 +67,14 @@ def fits_gpu_memory(
 ) -> bool:
     """Return whether to assign pools of shards to GPUs and keep them in device memory.
 
-    This requires several workers with GPUs, a pool for each, and data that fits in GPU memory
-    together with the models. With ``stagger=False`` all trials go through the shards together, and
+    This requires several GPUs, a pool for each, and data that fits in GPU memory together with the
+    models. With ``stagger=False`` all trials go through the shards together, and
     shards are not kept; with ``shuffle="rows"`` there is one pool.
     """
-    gpus = [device for device in seats if device is not None]
+    gpus = {device for device in seats if device is not None}
     if len(gpus) < 2 or len(order.pools) < len(gpus) or not order.stagger:
         return False
-    together = max(map(gpus.count, gpus))
-    mine = together * (train.nbytes / len(gpus) + _bytes_of(validation))
+    mine = train.nbytes / len(gpus) + _bytes_of(validation)
     return mine <= DATA_SHARE * min(device.memory for device in gpus)
 
 
@@ -85,32 +84,26 @@ def place_pools(
     seats: Sequence[Device | None],
     *,
     order: EpochOrder,
-    together: bool,
 ) -> SeatedShards:
-    """Return where pools stay; `together` says whether the workers of a GPU are one process."""
-    holders: Sequence[int] = range(len(seats))
-    if together:
-        gpus = list(dict.fromkeys(seats))
-        seats, holders = gpus, [gpus.index(device) for device in seats]
+    """Return where pools stay."""
+    gpus = list(dict.fromkeys(seats))
+    holders = [gpus.index(device) for device in seats]
     resident = fits_gpu_memory(train, validation, seats, order=order)
     return SeatedShards(holders, order.pool_rows if resident else [])
 
 
-def set_memory_shares(
-    context: RunContext, seats: Sequence[Device | None], *, together: bool = False
-) -> RunContext:
-    """Return the context with the GPU memory, in bytes, for a worker's shards and live models.
+def set_memory_shares(context: RunContext, seats: Sequence[Device | None]) -> RunContext:
+    """Return the context with the GPU memory, in bytes, for shards and a worker's live models.
 
-    Shards get half of a GPU's memory and models a quarter, divided among the workers that share it.
-    If these are one process (`together`), they share its shards.
+    Shards, which the workers of a GPU share, get half of its memory. Models get a quarter, divided
+    among these workers.
     """
     gpus = [device for device in seats if device is not None]
     if not gpus:
         return context
-    data = min(int(DATA_SHARE * device.memory) // gpus.count(device) for device in gpus)
-    live = min(context.share.live_bytes, data // 2)
-    if together:
-        data = min(int(DATA_SHARE * device.memory) for device in gpus)
+    data = min(int(DATA_SHARE * device.memory) for device in gpus)
+    each = min(int(DATA_SHARE * device.memory) // gpus.count(device) for device in gpus)
+    live = min(context.share.live_bytes, each // 2)
     return replace(context, share=replace(context.share, data_bytes=data, live_bytes=live))
 
 
@@ -120,23 +113,18 @@ def count_kept_bytes(
     seats: Sequence[Device | None],
     *,
     dealt: bool,
-    together: bool = False,
 ) -> int:
     """Return the bytes of data in the memory of the GPU that holds the most.
 
-    `dealt` says whether the shards are assigned to GPUs (`fits_gpu_memory`). If not, every worker
-    reads all shards and keeps as many as fit into its share of the GPU's memory. `together` is as
-    in `place_pools`.
+    `dealt` says whether the shards are assigned to GPUs (`fits_gpu_memory`). If not, every GPU's
+    workers read all shards and keep as many as fit into their share of its memory.
     """
-    gpus = [device for device in seats if device is not None]
+    gpus = {device for device in seats if device is not None}
     if not gpus:
         return 0
-    if together:
-        gpus = list(dict.fromkeys(gpus))
-    holders = max(map(gpus.count, gpus))
     share = DATA_SHARE * min(device.memory for device in gpus)
     mine = train.nbytes / len(gpus) if dealt else train.nbytes
-    return int(min(holders * (mine + _bytes_of(validation)), share))
+    return int(min(mine + _bytes_of(validation), share))
 
 
 def _bytes_of(data: Dataset | None) -> int:

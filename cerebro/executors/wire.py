@@ -16,12 +16,14 @@ from __future__ import annotations
 import functools
 import importlib
 import io
+import os
 import pickle
 import socket
 import struct
 import sys
 import types
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle
@@ -35,6 +37,8 @@ LENGTH = struct.Struct("!i")
 LONG = struct.Struct("!Q")
 MAX_ANSWER = 256 << 20  # bytes; an answer usually has a few kilobytes
 PIECE = 1 << 16
+BEHIND = b"+"  # the byte that carries descriptors
+FILES_SECONDS = 120.0  # for a worker that starts to receive descriptors: its disk may be slow
 
 
 def pickle_message(message: object, *, is_plain: bool) -> bytes:
@@ -108,6 +112,16 @@ def _make_unpickler() -> type[pickle.Unpickler]:
     return Unpickler
 
 
+def receive_files(connection: int, count: int) -> list[int]:
+    """Return the descriptors that follow the last message; raise EOFError if they do not come."""
+    with socket.socket(fileno=os.dup(connection)) as theirs:
+        flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+        _, files, _, _ = socket.recv_fds(theirs, len(BEHIND), count, flags)
+    if len(files) < count:
+        raise EOFError
+    return files
+
+
 class BrokenMessage(Exception):
     """Raised if the received bytes are not a message."""
 
@@ -152,6 +166,18 @@ class Channel:
                 self._out.popleft()
             else:
                 self._out[0] = piece[sent:]
+
+    def send_files(self, files: Sequence[int]) -> None:
+        """Send copies of descriptors behind all messages; see `receive_files`.
+
+        Waits for a peer that starts and does not read yet; raise OSError if it takes too long.
+        """
+        self._socket.settimeout(FILES_SECONDS)
+        try:
+            self.flush()
+            socket.send_fds(self._socket, [BEHIND], files)
+        finally:
+            self._socket.setblocking(False)
 
     def receive(self) -> list[bytes]:
         """Return the messages that have arrived completely, if any.

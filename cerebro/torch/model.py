@@ -417,6 +417,11 @@ class Model(TorchModel):
         return self._inputs
 
     @property
+    def replays_graphs(self) -> bool:
+        """Whether training replays its steps as CUDA graphs."""
+        return self._graphed is not None
+
+    @property
     def held_bytes(self) -> int:
         """The bytes of memory that only this model uses, in addition to its state.
 

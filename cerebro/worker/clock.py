@@ -53,7 +53,7 @@ class BeatClock(TaskClock):
 
     def __init__(self, beat: _core.BeatPage, late: LateTasks | None = None) -> None:
         self._beat = beat
-        self._late = late
+        self.late = late
         self._has_built = False
         self._waiting_since = 0.0
         self._began = 0  # the number of tasks
@@ -134,8 +134,8 @@ class BeatClock(TaskClock):
         """Dump the traceback in `seconds`, to standard error, which is the log; None: never."""
         if self.limit is None:
             return
-        if self._late is not None:  # standard error is the log of the unit in turn
-            self._late.watch(self)
+        if self.late is not None:  # standard error is the log of the unit in turn
+            self.late.watch(self)
         elif seconds is None:
             faulthandler.cancel_dump_traceback_later()
         else:

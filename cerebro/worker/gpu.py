@@ -71,6 +71,32 @@ class Ahead:
             self._marks.clear()
 
 
+def _find_cuda(device: str) -> Any:
+    """Return ``torch.cuda`` if PyTorch computes on `device`, else None."""
+    torch = find_whole_module("torch") if is_gpu(device) else None
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+
+
+def allocated_bytes(device: str) -> int:
+    """Return the bytes of PyTorch's tensors on a GPU; 0 if it does not compute there."""
+    return 0 if (found := _find_cuda(device)) is None else int(found.memory_allocated())
+
+
+def usable_bytes(device: str) -> int:
+    """Return the bytes of a GPU that this process has or could get; 0 if unknown."""
+    found = _find_cuda(device)
+    return 0 if found is None else int(found.mem_get_info()[0] + found.memory_reserved())
+
+
+def measure_peak(device: str, work: Callable[[], object]) -> int:
+    """Return how many bytes more PyTorch's tensors had, at most, while `work` ran; 0 if unknown."""
+    before = allocated_bytes(device)
+    if (found := _find_cuda(device)) is not None:
+        found.reset_peak_memory_stats()
+    work()
+    return 0 if found is None else int(found.max_memory_allocated()) - before
+
+
 class CudaStream:
     """A PyTorch stream for one thread's units, with its own random generator.
 

@@ -20,8 +20,16 @@ import numpy as np
 
 import cerebro._core as _core
 from cerebro.machine import generators
-from cerebro.model import BaseModel, declares_metrics, is_cpu_only, named_metrics, words_of
+from cerebro.model import (
+    BaseModel,
+    declares_metrics,
+    is_cpu_only,
+    named_metrics,
+    shares_gpu,
+    words_of,
+)
 from cerebro.report.findings import Finding
+from cerebro.worker import gpu
 from cerebro.worker.contents import are_equal, are_same, id_of, is_array, walk
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.messages import CheckDone, ModelFacts
@@ -63,17 +71,16 @@ def check_hop(
     reads = Reads()
     straight = _CheckedModel(runner, config, reads)
     read = reads.list_names(config)
-    straight.train(0)
+    facts = straight.train_measured()
     packed = straight.pack_state()
     straight.note_layouts()
     straight.train(1)
     straight.validate()
     model = straight.live.model
-    facts = ModelFacts(
-        is_cpu_only(model),
-        hash_parameter_order(model),
-        words_of(model),
-        declares_metrics(model),
+    facts = replace(
+        facts,
+        words=words_of(model),
+        declares_metrics=declares_metrics(model),
         metrics=tuple(sorted({*straight.metrics, *named_metrics(model)})),
         state_bytes=memoryview(straight.pack_state()).nbytes,
     )
@@ -100,6 +107,12 @@ def check_hop(
         findings = _check_layouts(straight, hopped) + findings
     gain = _measure_graph_gain(straight)
     return replace(done, problems=tuple(problems), findings=tuple(findings), gain=gain)
+
+
+def measure_lane(runner: UnitRunner, config: Mapping[str, Any]) -> ModelFacts:
+    """Build a model; if trials of it may share a GPU, train it a little to measure its memory."""
+    tried = _CheckedModel(runner, config)
+    return tried.train_measured() if shares_gpu(tried.live.model) else tried.facts
 
 
 def _measure_graph_gain(checked: _CheckedModel) -> tuple[float, float] | None:
@@ -212,7 +225,10 @@ class _CheckedModel:
     ) -> None:
         self.runner = runner
         self._config = config
+        device = runner.context.device
+        before = gpu.allocated_bytes(device)
         self.live = runner.build(0, config, reads=reads)
+        self._built_bytes = max(0, gpu.allocated_bytes(device) - before)  # of a GPU
         assert self.live.own_numbers is not None
         self.own = self.live.own_numbers
         self.own_at_hop: dict[str, Any] = {}
@@ -244,6 +260,24 @@ class _CheckedModel:
             self.own_at_hop = self.own.read_with_generators()
         else:
             self.is_of_few_batches = result.batches == 0
+
+    @property
+    def facts(self) -> ModelFacts:
+        model = self.live.model
+        return ModelFacts(is_cpu_only(model), hash_parameter_order(model))
+
+    def train_measured(self) -> ModelFacts:
+        """Train on the first batches; return what is known of the model, with its memory."""
+        if not shares_gpu(self.live.model):
+            self.train(0)
+            return self.facts
+        device = self.runner.device_of(self.live.model)
+        self.make_first_batch()  # the shards that it reads stay in memory, for all models
+        usable = gpu.usable_bytes(device)
+        step = gpu.measure_peak(device, lambda: self.train(0))
+        # A graph keeps the memory of a step to itself, besides that of the first, ordinary steps.
+        taken = max(self._built_bytes + 2 * step, memoryview(self.pack_state()).nbytes)
+        return replace(self.facts, shares_gpu=True, lane_bytes=taken, usable_bytes=usable)
 
     def _make_batches(self, half: int) -> Loader:
         runner = self.runner

@@ -17,7 +17,7 @@ from cerebro.machine.imports import import_early
 from cerebro.machine.libraries import TORCH, restore_settings
 from cerebro.model import is_cpu_only
 from cerebro.worker import lost_numbers
-from cerebro.worker.hop_check import check_hop
+from cerebro.worker.hop_check import check_hop, measure_lane
 from cerebro.worker.messages import (
     CheckDone,
     CheckTask,
@@ -83,6 +83,8 @@ def _check(runner: UnitRunner, task: CheckTask) -> CheckDone:
 
 def _try_model(runner: UnitRunner, task: CheckTask, not_exact: set[str]) -> CheckDone:
     def build_or_try() -> CheckDone:
+        if task.measures:
+            return CheckDone(runner.worker, (), model=measure_lane(runner, task.config))
         if task.build_only:
             model = runner.build(task.number, task.config).model
             facts = ModelFacts(is_cpu_only(model), hash_parameter_order(model))

@@ -198,13 +198,15 @@ class CheckTask:
     """A task to check whether a configuration's state survives a hop.
 
     With ``build_only`` the worker only builds the model, which imports the libraries: other workers
-    do this while the first worker checks.
+    do this while the first worker checks. With ``measures`` it also trains a model that may share a
+    GPU on a few batches, to measure the memory that it takes.
     """
 
     config: Mapping[str, Any]
     build_only: bool = False
     thorough: bool = False  # whether to search thoroughly for mistakes, as `cerebro.check` does
     number: int = 0  # the trial whose model is built; only with `build_only`
+    measures: bool = False  # only with `build_only`
 
 
 @dataclass(frozen=True)
@@ -302,6 +304,9 @@ class ModelFacts:
     declares_metrics: bool = False  # whether the model's arguments fix the names of all metrics
     metrics: tuple[str, ...] = ()  # the metrics after a few batches
     state_bytes: int = 0  # the size of the packed state after a few batches; 0 if unknown
+    shares_gpu: bool = False  # whether several of its trials are trained faster at once on a GPU
+    lane_bytes: int = 0  # the memory of a GPU that training it takes; 0 if unknown
+    usable_bytes: int = 0  # the memory of the GPU that its worker has or could get; 0 if unknown
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Workers that share a process on a GPU, each with its own stream: the states of one worker."""
+"""Workers of a GPU, which share a process, each with its own stream: the states of one worker."""
 
 from __future__ import annotations
 
@@ -14,15 +14,9 @@ def data(tmp_path_factory):
     return small_cnns.shards(tmp_path_factory.mktemp("gpu") / "data")
 
 
-@pytest.fixture
-def in_one_process(monkeypatch):
-    monkeypatch.setenv("CEREBRO_GPU_STREAMS", "1")
-
-
 @pytest.mark.parametrize("build", [small_cnns.build, small_cnns.build_graph])
-def test_models_that_overlap_have_the_states_of_one_worker(data, tmp_path, monkeypatch, build):
-    expected = hashes(search(tmp_path / "one", data, build))
-    monkeypatch.setenv("CEREBRO_GPU_STREAMS", "1")
+def test_models_that_overlap_have_the_states_of_one_worker(data, tmp_path, build):
+    expected = hashes(search(tmp_path / "one", data, build, workers_per_device=1))
     for count in (2, 4):
         result = search(tmp_path / f"{count}", data, build, workers_per_device=count)
         assert hashes(result) == expected
@@ -30,7 +24,16 @@ def test_models_that_overlap_have_the_states_of_one_worker(data, tmp_path, monke
         assert "not replayed" not in "".join(trial.log for trial in result.trials)
 
 
-def test_a_process_that_is_killed_changes_nothing(data, tmp_path, in_one_process):
+def test_by_default_trials_with_graphs_are_trained_at_once(data, tmp_path):
+    result = search(tmp_path / "graphs", data, small_cnns.build_graph)
+    assert result.saved.settings["workers"] == len(result.trials)
+    one = search(tmp_path / "one", data, small_cnns.build_graph, workers_per_device=1)
+    assert hashes(result) == hashes(one)
+    ordinary = search(tmp_path / "ordinary", data, small_cnns.build)
+    assert ordinary.saved.settings["workers"] == 1
+
+
+def test_a_process_that_is_killed_changes_nothing(data, tmp_path):
     flag = tmp_path / "killed"
     result = search(tmp_path / "run", data, small_cnns.dying(flag), workers_per_device=3)
     assert flag.exists()

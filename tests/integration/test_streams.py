@@ -1,4 +1,4 @@
-"""Workers that share a process on a GPU, over the stand-in for CUDA: states are the CPU's."""
+"""The lanes of a GPU, over the stand-in for CUDA: states are the CPU's, user code takes turns."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ pytest.importorskip("torch")
 TESTS = Path(__file__).parents[1]
 SEEDS = ["shared 1"]
 KILLED = "killed 4"
+WARM = ["one 1", "two 1", *SEEDS, "again 1"]
+"""Searches with the same variables, one after the other, with 1, 2, 5 and 5 workers."""
+WATCHED = ["watched 2", "watched 5"]
+CALLS = {
+    *("build_watched", "__init__", "bind_info", "begin_epoch", "begin_unit", "train_batch"),
+    *("end_unit", "training_metrics", "eval_batch", "end_epoch", "state_dict", "load_state_dict"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +33,9 @@ def said(cudart_standin: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     variables |= {"CEREBRO_CUDART": str(cudart_standin), "PYTHONPATH": path}
     variables["CEREBRO_CACHE"] = str(folder / "cache")
     program = str(TESTS / "standin" / "streams_on_standin.py")
+    ways = ["cpu", "one", *WARM, KILLED, "watched-cpu", *WATCHED]
     done = subprocess.run(
-        [sys.executable, program, str(folder), "cpu", "one", *SEEDS, KILLED],
+        [sys.executable, program, str(folder), *ways],
         env=variables, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -41,7 +49,7 @@ def test_a_search_with_one_gpu_worker_matches_the_cpu(said: dict[str, Any]) -> N
     assert len({tuple(trial) for trial in said["cpu"]["hashes"]}) == 5
 
 
-@pytest.mark.parametrize("way", [*SEEDS, KILLED])
+@pytest.mark.parametrize("way", ["two 1", *SEEDS, "again 1", KILLED])
 def test_units_that_overlap_in_one_process_change_nothing(said: dict[str, Any], way: str) -> None:
     found = said[way]
     assert found["status"] == ["finished"] * 5
@@ -51,9 +59,30 @@ def test_units_that_overlap_in_one_process_change_nothing(said: dict[str, Any], 
     assert found["overlaps"] > 0
 
 
-def test_all_units_run_in_one_process(said: dict[str, Any]) -> None:
-    assert [len(said[way]["processes"]) for way in SEEDS] == [1]
+def test_a_search_trains_as_many_trials_at_once_as_it_has(said: dict[str, Any]) -> None:
+    assert said[SEEDS[0]]["workers"] == 5
+
+
+def test_a_process_stays_warm_for_other_numbers_of_workers(said: dict[str, Any]) -> None:
+    """Its lanes are kept, some are added, and none of them need be used."""
+    processes = {process for way in WARM for process in said[way]["processes"]}
+    assert len(processes) == 1
+    assert [said[way]["workers"] for way in WARM] == [1, 2, 5, 5]
 
 
 def test_a_process_that_is_killed_is_replaced_by_one(said: dict[str, Any]) -> None:
     assert len(said[KILLED]["processes"]) == 2
+
+
+@pytest.mark.parametrize("way", WATCHED)
+def test_no_user_code_runs_off_its_turn(said: dict[str, Any], way: str) -> None:
+    """Each call of a user's model looks whether another thread is in user code, too."""
+    found = said[way]
+    assert found["hashes"] == said["watched-cpu"]["hashes"]
+    assert found["overlaps"] > 0
+    by_thread: dict[tuple[int, int], set[str]] = {}
+    for process, thread, name, _ in found["calls"]:
+        by_thread.setdefault((process, thread), set()).add(name)
+    assert set().union(*by_thread.values()) == CALLS
+    assert sum("train_batch" in names for names in by_thread.values()) == 5  # a thread for each
+    assert [call for call in found["calls"] if call[3]] == []

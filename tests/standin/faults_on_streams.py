@@ -283,7 +283,6 @@ def main(folder: Path, ways: list[str]) -> None:
     os.environ |= {"STANDIN_DEFER": "1", "STANDIN_ODD": "3"}
     said = {}
     for way in ways:
-        os.environ["CEREBRO_GPU_STREAMS"] = "0" if way == "cpu" else "1"
         acts, options = WAYS[way](folder / way)
         said[way] = search(data, folder / way, acts, **options)
     print(json.dumps(said))

@@ -147,6 +147,7 @@ class Mixer:
 
     framework = "torch"
     overlaps = True
+    replays_graphs = True  # as far as the number of lanes is concerned
 
     def __init__(self, config: dict[str, Any], info: Any) -> None:
         self._on_device = info.device != "cpu"
@@ -214,6 +215,70 @@ class Mixer:
 
 def build(config: dict[str, Any], info: Any) -> Mixer:
     return Mixer(config, info)
+
+
+# --- user code that notes who else is in user code ------------------------------------
+
+inside: list[tuple[int, str]] = []  # the threads that are in user code, and where
+
+
+def watched(call: Any) -> Any:
+    """Note each call in a file of the process, with the calls of other threads it has met."""
+
+    @functools.wraps(call)
+    def note(*given: Any, **more: Any) -> Any:
+        me = (threading.get_ident(), call.__name__)
+        inside.append(me)
+        try:
+            result = call(*given, **more)
+            time.sleep(0.0005)  # so that others come in if they can
+            met = [name for thread, name in inside if thread != me[0]]
+            with Path(os.environ["WATCHED"]).open("a") as log:
+                log.write(json.dumps([os.getpid(), *me, met]) + "\n")
+            return result
+        finally:
+            inside.remove(me)
+
+    return note
+
+
+class Watched(Mixer):
+    """Has every call that Cerebro makes of a user's model."""
+
+    accumulate = 1
+    _updates = 1
+
+    def bind_info(self, info: Any) -> None:
+        assert info.trial == self._trial
+
+    def begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def end_epoch(self, epoch: int, metrics: dict[str, float]) -> dict[str, float]:
+        return {"seen": float(epoch)}
+
+    def begin_unit(self, updates: Any) -> None:
+        self._updates = len(updates)
+
+    def end_unit(self) -> None:
+        assert self._updates > 0
+
+    def training_metrics(self) -> dict[str, Any]:
+        return {"loss": float(self._count)}
+
+
+for name in ("train_batch", "eval_batch", "state_dict", "load_state_dict"):
+    setattr(Watched, name, watched(getattr(Mixer, name)))
+for name in (
+    *("bind_info", "begin_epoch", "end_epoch", "begin_unit", "end_unit", "training_metrics"),
+    "__init__",
+):
+    setattr(Watched, name, watched(getattr(Watched, name)))
+
+
+@watched
+def build_watched(config: dict[str, Any], info: Any) -> Watched:
+    return Watched(config, info)
 
 
 # --- setting up, in the search's process and in workers ------------------------------
@@ -287,13 +352,14 @@ set_up()
 # --- the searches --------------------------------------------------------------------
 
 
-def search(data: Any, run: Path, device: str, workers: int, **more: Any) -> dict[str, Any]:
+def search(data: Any, run: Path, device: str, workers: int | None, **more: Any) -> dict[str, Any]:
     space = {"first": [0, 1, 2, 3, 4], **({"kill": [more["kill"]]} if "kill" in more else {})}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         result = cerebro.search(
-            build, space, data, epochs=EPOCHS, validation=0.2, searcher="grid", batch_size=BATCH,
-            run=run, progress=False, devices=device, workers=workers, live_models=2,
+            more.get("build", build), space, data, epochs=EPOCHS, validation=0.2, searcher="grid",
+            batch_size=BATCH, run=run, progress=False, devices=device, workers=workers,
+            live_models=2,
         )  # fmt: skip
     lines = [line.split() for trial in result.trials for line in trial.log.splitlines()]
     units = [(u["start"], u["end"], u["worker"]) for u in result.saved.units()]
@@ -307,10 +373,15 @@ def search(data: Any, run: Path, device: str, workers: int, **more: Any) -> dict
             for line in (text.split() for text in t.log.splitlines())
         ),
         "processes": sorted({line[5] for line in lines}),
+        "workers": result.saved.settings["workers"],
         "overlaps": sum(
             one[0] < other[0] < one[1] and one[2] != other[2] for one in units for other in units
         ),
     }
+
+
+WORKERS = {"cpu": 1, "watched-cpu": 1, "one": 1, "two": 2}
+"""By the first word of a way; None: as many as a search chooses."""
 
 
 def main(folder: Path, ways: list[str]) -> None:
@@ -321,12 +392,21 @@ def main(folder: Path, ways: list[str]) -> None:
     data = cerebro.shard(columns, folder / "data", shards=SHARDS, progress=False)
     said = {}
     for way in ways:
-        os.environ["CEREBRO_GPU_STREAMS"] = "0" if way in ("cpu", "one") else "1"
         os.environ["STANDIN_DEFER"] = "1"
         os.environ["STANDIN_ODD"] = way.partition(" ")[2] or "0"
-        more = {"kill": str(folder / "killed")} if way.startswith("killed") else {}
-        device = "cpu" if way == "cpu" else "cuda:0"
-        said[way] = search(data, folder / way, device, 1 if way in ("cpu", "one") else 3, **more)
+        kind = way.partition(" ")[0]
+        if kind.startswith("watched"):
+            os.environ["WATCHED"] = str(folder / f"{way}.calls")
+        more: dict[str, Any] = {}
+        if kind == "killed":
+            more["kill"] = str(folder / "killed")
+        elif kind.startswith("watched"):
+            more["build"] = build_watched
+        device = "cpu" if kind in ("cpu", "watched-cpu") else "cuda:0"
+        said[way] = search(data, folder / way, device, WORKERS.get(kind), **more)
+        if kind == "watched":
+            calls = Path(os.environ["WATCHED"]).read_text()
+            said[way]["calls"] = [json.loads(line) for line in calls.splitlines()]
     print(json.dumps(said))
 
 

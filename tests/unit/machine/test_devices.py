@@ -323,17 +323,15 @@ def test_shards_are_dealt_by_rows_and_stay_with_their_seat():
     assert places.holders({0: 5}) == {0: [5], 1: [5], 2: [], 3: [5]}
 
 
-def test_workers_that_share_a_process_hold_shards_together():
+def test_the_workers_of_a_gpu_hold_shards_together():
     a, b = TWO.devices
     data = SimpleNamespace(nbytes=8)
     order = EpochOrder("shards", tuple(n for n in (10, 40, 20, 30) for _ in range(POOL)), 0)
     assert order.pool_rows == [POOL * n for n in (10, 40, 20, 30)]
-    apart = place_pools(data, None, [a, b, a], order=order, together=False)
-    assert apart.holders({0: 5, 1: 6, 2: 7}) == {0: [7], 1: [5], 2: [7], 3: [6]}
-    shared = place_pools(data, None, [a, b, a], order=order, together=True)
+    shared = place_pools(data, None, [a, b, a], order=order)
     assert shared.holders({0: 5, 1: 6, 2: 7}) == {0: [5, 7], 1: [5, 7], 2: [6], 3: [6]}
     assert shared.holders({1: 6, 2: 7}) == {0: [7], 1: [7], 2: [6], 3: [6]}
-    one = place_pools(data, None, [a, a, a], order=order, together=True)
+    one = place_pools(data, None, [a, a, a], order=order)
     assert not one.stay and one.holders({0: 5, 1: 6, 2: 7}) is None
 
 
@@ -353,7 +351,7 @@ def test_workers_share_the_memory_of_their_gpus():
     a, b = TWO.devices
     plain = RunContext(print, None, RunFolders("", "", ""), share=WorkerShare(live_bytes=18))
     assert set_memory_shares(plain, [None, None]) is plain
-    for seats, data, live in [([a], 40, 18), ([b], 30, 15), ([a, b, a], 20, 10), ([a, b], 30, 15)]:
+    for seats, data, live in [([a], 40, 18), ([b], 30, 15), ([a, b, a], 30, 10), ([a, b], 30, 15)]:
         given = set_memory_shares(plain, seats)
         assert (given.share.data_bytes, given.share.live_bytes) == (data, live)
 
@@ -364,12 +362,11 @@ def test_workers_share_the_memory_of_their_gpus():
         ("ab", {}, False),  # 50 of 100 for each; half of the smaller GPU's 60 are 30
         ("ab", {"nbytes": 60}, True),
         ("ab", {"nbytes": 50, "validation": 10}, False),
-        ("aa", {"nbytes": 20, "validation": 10}, True),
-        ("aa", {"nbytes": 22, "validation": 10}, False),  # each of both holds validation data
-        ("aa", {"nbytes": 40}, True),
-        ("aa", {"nbytes": 41}, False),  # both are on one GPU
+        ("a", {"nbytes": 1}, False),  # one GPU reads all
+        ("aa", {"nbytes": 1}, False),
         ("aabb", {"nbytes": 60}, True),
-        ("a", {"nbytes": 1}, False),  # one worker reads all
+        ("aabb", {"nbytes": 40, "validation": 10}, True),  # which a GPU's workers hold once
+        ("aabb", {"nbytes": 42, "validation": 10}, False),
         ("ab", {"nbytes": 1, "shards": 2 * POOL}, True),
         ("ab", {"nbytes": 1, "shards": 2 * POOL - 1}, False),  # one pool
         ("ab", {"nbytes": 1, "shuffle": "rows"}, False),  # every part reads all shards
