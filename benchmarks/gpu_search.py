@@ -3,8 +3,8 @@
 Learning rates, widths, batch sizes and dropouts of a three-layer network on CIFAR-sized images
 (uint8, normalized in the loader), 2 epochs. Compared:
 
-- Cerebro with 1, 2 and 4 workers on the device, ordinary steps and CUDA graphs;
-- the same with graphs and 2 and 4 workers in one process, each on its own stream;
+- Cerebro with 1, 2 and 4 lanes on the device, ordinary steps and CUDA graphs; with graphs also with
+  as many lanes as it chooses;
 - one process for each trial with its own copy of the data on the GPU, 1, 2 and 4 at a time, as
   tuners with fractions of a GPU run them;
 - the trials one after the other in one process, ordinary and under ``torch.compile``.
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -49,7 +48,7 @@ EPOCHS, SHARDS = 2, 8
 ROWS, QUICK_ROWS = 20_000, 2_000
 AT_A_TIME = (1, 2, 4)
 REFERENCE = "one after the other"
-WAYS = ("ordinary", "graphs", "streams", "processes", "compile")
+WAYS = ("ordinary", "graphs", "processes", "compile")
 
 
 def network(config: dict[str, object]) -> torch.nn.Module:
@@ -191,23 +190,23 @@ class Watch:
 
 
 def search(
-    folder: Path, data: cerebro.Dataset, graph: bool, workers: int, streams: bool
-) -> tuple[float, int]:
-    """Search; return seconds from the first unit's start to the last one's end, and the number of
-    trials that could not use a requested graph.
+    folder: Path, data: cerebro.Dataset, graph: bool, lanes: int | None
+) -> tuple[float, int, int]:
+    """Search; return seconds from the first unit's start to the last one's end, the number of
+    lanes, and the number of trials that could not use a requested graph.
     """
-    run = folder / f"run-{graph}-{workers}-{streams}"
-    os.environ["CEREBRO_GPU_STREAMS"] = str(int(streams))
+    run = folder / f"run-{graph}-{lanes}"
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="no validation data")
         result = cerebro.search(
             build_graph if graph else build, SPACE, data, epochs=EPOCHS, searcher="grid",
-            run=run, progress=False, devices="cuda:0", workers_per_device=workers, keep="last",
+            run=run, progress=False, devices="cuda:0", workers_per_device=lanes, keep="last",
         )  # fmt: skip
     assert all(trial.status == "finished" for trial in result.trials)
     units = result.saved.units()
     refused = sum("not replayed" in trial.log for trial in result.trials)
-    return max(u["end"] for u in units) - min(u["start"] for u in units), refused
+    seconds = max(u["end"] for u in units) - min(u["start"] for u in units)
+    return seconds, result.saved.settings["workers"], refused
 
 
 def measure(bench: Bench, rows: int, ways: Sequence[str]) -> bool:
@@ -247,19 +246,19 @@ def measure(bench: Bench, rows: int, ways: Sequence[str]) -> bool:
             size = run_processes(lists, arrays, at_a_time, compile_it)
             return f"{size / 1e6:.0f} MB of data on the GPU"
 
-        def ours(graph: bool, workers: int, streams: bool = False) -> str:
-            seconds, refused = search(folder, data, graph, workers, streams)
-            text = f"units within {seconds:.1f} s; {data.nbytes / 1e6:.0f} MB of data"
+        def ours(graph: bool, lanes: int | None) -> str:
+            seconds, count, refused = search(folder, data, graph, lanes)
+            text = (
+                f"{count} lanes; units within {seconds:.1f} s; {data.nbytes / 1e6:.0f} MB of data"
+            )
             return text + (f"; {refused} trials without a graph" if refused else "")
 
         timed(REFERENCE, lambda: hand(everything, 1))
         for way, graph in (("ordinary", False), ("graphs", True)):
-            for count in AT_A_TIME if way in ways else ():
-                name = f"Cerebro, {count} worker(s){', graphs' if graph else ''}"
+            counts = (*AT_A_TIME, None) if graph else AT_A_TIME
+            for count in counts if way in ways else ():
+                name = f"Cerebro, {count or 'its choice of'} lane(s){', graphs' if graph else ''}"
                 timed(name, lambda g=graph, n=count: ours(g, n))
-        for count in AT_A_TIME[1:] if "streams" in ways else ():
-            name = f"Cerebro, {count} workers in one process, graphs"
-            timed(name, lambda n=count: ours(True, n, True))
         for count in AT_A_TIME if "processes" in ways else ():
             timed(f"a process for each trial, {count} at a time", lambda n=count: hand(each, n))
         if "compile" in ways:  # it needs a C compiler

@@ -78,6 +78,7 @@ def test_a_process_that_is_killed_is_replaced_by_one(said: dict[str, Any]) -> No
 def test_no_user_code_runs_off_its_turn(said: dict[str, Any], way: str) -> None:
     """Each call of a user's model looks whether another thread is in user code, too."""
     found = said[way]
+    assert [call for call in found["calls"] if call[3]] == []
     assert found["hashes"] == said["watched-cpu"]["hashes"]
     assert found["overlaps"] > 0
     by_thread: dict[tuple[int, int], set[str]] = {}
@@ -85,4 +86,3 @@ def test_no_user_code_runs_off_its_turn(said: dict[str, Any], way: str) -> None:
         by_thread.setdefault((process, thread), set()).add(name)
     assert set().union(*by_thread.values()) == CALLS
     assert sum("train_batch" in names for names in by_thread.values()) == 5  # a thread for each
-    assert [call for call in found["calls"] if call[3]] == []

@@ -372,7 +372,7 @@ def search(data: Any, run: Path, device: str, workers: int | None, **more: Any) 
             for t in result.trials
             for line in (text.split() for text in t.log.splitlines())
         ),
-        "processes": sorted({line[5] for line in lines}),
+        "processes": sorted({line[5] for line in lines if len(line) == 6}),
         "workers": result.saved.settings["workers"],
         "overlaps": sum(
             one[0] < other[0] < one[1] and one[2] != other[2] for one in units for other in units
