@@ -126,16 +126,17 @@ class Worker:
         elif kind == "end":
             self._end()
             self._connection.send_bytes(cloudpickle.dumps(self._sources))
-        elif kind == "add lane":
-            self._add_lane()
+        elif kind == "add lanes":
+            self._add_lanes(rest[0])
 
-    def _add_lane(self) -> None:
-        """Start a thread for another worker, whose descriptors follow the message."""
-        socket, page = receive_files(self._connection.fileno(), 2)
+    def _add_lanes(self, count: int) -> None:
+        """Start a thread for each of further workers, whose descriptors follow the message."""
+        files = receive_files(self._connection.fileno(), 2 * count)
         self._process.begin_sharing()
         self._clock.late = self._process.late
-        lane = Worker(socket, page, self._process)
-        threading.Thread(target=run_worker, args=(lane,), daemon=True).start()
+        for socket, page in zip(files[::2], files[1::2], strict=True):
+            lane = Worker(socket, page, self._process)
+            threading.Thread(target=run_worker, args=(lane,), daemon=True).start()
 
     def _preload(self, path: list[str], modules: list[str]) -> None:
         sys.path[:] = path

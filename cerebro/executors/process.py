@@ -28,6 +28,9 @@ from cerebro.machine.program import NONE, Program
 if TYPE_CHECKING:
     from cerebro.worker.messages import RunContext
 
+LANES_AT_ONCE = 100
+"""The most workers that one message adds: Linux sends at most 253 descriptors."""
+
 EXIT_SECONDS = 5.0
 REAP_SECONDS = 60.0  # for a killed process, which ends at once unless it waits for a disk
 
@@ -65,14 +68,15 @@ class WorkerProcess:
     beat: _core.BeatPage
     kind: WorkerKind
     exit_fd: int | None = None
-    """Readable once the process has ended, even if other processes hold copies of its socket."""
+    """Readable once the process has ended, even if other processes hold copies of its socket;
+    only the first worker of a process has it."""
     owner: int = field(default_factory=os.getpid)
     sources: Sources = field(default_factory=dict)
     """The modules that it had imported when its last run ended; see `cerebro.machine.imports`."""
     variables: dict[str, str] = field(default_factory=lambda: _inherited_variables())
     """The environment variables that it inherited; see `_inherited_variables`."""
     lanes: list[WorkerProcess] = field(default_factory=list)
-    """The workers of this process, which share the list; the first starts the others."""
+    """The workers of this process, which share the list; the first one adds the others."""
 
     def __post_init__(self) -> None:
         open_workers.add(self)
@@ -104,24 +108,30 @@ class WorkerProcess:
                 ours.close()  # a fork that was requested ends itself
         return cls(process, Channel(ours), beat, kind, _open_exit_descriptor(process.pid))
 
-    def add_lane(self) -> WorkerProcess:
-        """Start one more worker in this process, while its first worker is idle.
+    def add_lanes(self, count: int) -> None:
+        """Start more workers in this process, whose first worker must be idle; see `lanes`.
 
         Raise OSError if the process has ended, and WorkerError if there is no descriptor left.
         """
-        ours, theirs, beat = _make_channels()
-        try:
-            first = self.lanes[0]
-            first.send(("add lane",), is_plain=True)
-            first.channel.send_files([theirs.fileno(), beat.fd])
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        exit_fd = _open_exit_descriptor(self.process.pid)
-        channel = Channel(ours)
-        return WorkerProcess(self.process, channel, beat, self.kind, exit_fd, lanes=self.lanes)
+        while count > 0:
+            some = min(count, LANES_AT_ONCE)
+            count -= some
+            made: list[tuple[socket.socket, socket.socket, _core.BeatPage]] = []
+            try:
+                made += (_make_channels() for _ in range(some))
+                self.send(("add lanes", some), is_plain=True)
+                files = [file for _, theirs, beat in made for file in (theirs.fileno(), beat.fd)]
+                self.channel.send_files(files)
+            except (OSError, WorkerError):
+                for ours, _, _ in made:
+                    ours.close()
+                raise
+            finally:
+                for _, theirs, _ in made:
+                    theirs.close()
+            # The first worker's descriptor shows when the process ends.
+            for ours, _, beat in made:
+                WorkerProcess(self.process, Channel(ours), beat, self.kind, lanes=self.lanes)
 
     def send(self, message: tuple[Any, ...], *, is_plain: bool = False) -> None:
         """Send a message; `is_plain` promises that it contains no object of the user's code."""
@@ -347,9 +357,11 @@ class Starter:
         if not spare:
             warm = None if fresh else warm_workers.take(kind, self._program)
             worker = warm or WorkerProcess.spawn(kind, fork=self._fork, wait=wait)
-            spare += worker.lanes
-            while kind.device is not None and len(spare) < self._seats.count(kind.device):
-                spare.append(worker.add_lane())
+            try:
+                if kind.device is not None:
+                    worker.add_lanes(self._seats.count(kind.device) - len(worker.lanes))
+            finally:
+                spare += worker.lanes
         return spare
 
     def end(self, ended: Collection[WorkerProcess]) -> None:

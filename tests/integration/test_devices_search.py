@@ -105,13 +105,11 @@ def search(data, run, *, ends=(), meets=None, model=None, **options):
             model or build,
             {"rate": [0.1, 0.2, 0.3, 0.4], **more},
             data,
-            epochs=EPOCHS,
+            **{"epochs": EPOCHS, "progress": False, **options},
             validation=0.2,
             searcher="grid",
             batch_size=4,
             run=run,
-            progress=False,
-            **options,
         )
 
 
@@ -243,6 +241,50 @@ def test_scikit_learn_models_run_on_the_cpu(two_gpus, data, tmp_path):
     result = search_quietly(build, data, tmp_path / "run", workers=1)
     assert result.saved.settings["devices"] == ("cpu",)
     assert cerebro.native.Model((1, 4, 4), 2).cpu_only
+
+
+class Replayed(Line):
+    """Trains as if its steps were replayed as graphs."""
+
+    overlaps = replays_graphs = True
+
+
+def test_a_search_trains_as_many_trials_at_once_as_each_gpu_has(two_gpus, data, tmp_path, capsys):
+    """Two of four trials on each of two GPUs; a given number is obeyed, and so is a record."""
+
+    def train(name, **options):
+        options = {"model": Replayed, "progress": "lines", **options}
+        result = search(data, tmp_path / name, **options)
+        shown = capsys.readouterr()
+        started = [line for line in (shown.out + shown.err).splitlines() if "starting" in line]
+        return result, started
+
+    expected = hashes(search(data, tmp_path / "cpu", devices="cpu", workers=0))
+    result, started = train("default")
+    assert hashes(result) == expected
+    assert result.saved.settings["workers"] == 4
+    assert len({unit["worker"] for unit in units(result)}) == 4
+    assert len(started) == 2 and started[0].endswith("starting workers ...")
+    assert started[1].endswith("starting 4 workers (2 lanes on each GPU) ...")
+    _, again = train("default", if_exists="resume", epochs=EPOCHS + 1)
+    assert again[0].endswith("starting 4 workers (2 lanes on each GPU) ...")
+    one, _ = train("one", devices="cuda:1")
+    assert one.saved.settings["workers"] == 4
+    for options in ({"workers": 2}, {"workers_per_device": 1}):
+        given, _ = train("-".join(options), **options)
+        assert given.saved.settings["workers"] == 2
+    ordinary, started = train("ordinary", model=build, devices="cuda")
+    assert ordinary.saved.settings["workers"] == 2
+    assert started[-1].endswith("starting 2 workers ...")
+
+
+def test_a_check_says_how_many_trials_are_trained_at_once(two_gpus, data):
+    found = cerebro.check(Replayed, {"rate": 0.1}, data)
+    assert found.lanes == 16
+    assert "a search trains up to 16 trials at once on each GPU" in str(found)
+    for model, where in ((build, "cuda"), (Replayed, "cpu")):
+        found = cerebro.check(model, {"rate": 0.1}, data, devices=where)
+        assert found.lanes == 1 and "at once" not in str(found)
 
 
 class ByJax(Line):
