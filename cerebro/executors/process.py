@@ -28,9 +28,7 @@ from cerebro.machine.program import NONE, Program
 if TYPE_CHECKING:
     from cerebro.worker.messages import RunContext
 
-LANES_AT_ONCE = 100
-"""The most workers that one message adds: Linux sends at most 253 descriptors."""
-
+LANES_AT_ONCE = 100  # workers that one message adds: Linux sends at most 253 descriptors
 EXIT_SECONDS = 5.0
 REAP_SECONDS = 60.0  # for a killed process, which ends at once unless it waits for a disk
 
@@ -58,18 +56,14 @@ class WorkerKind:
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """A worker, its process, its socket and its page of heartbeats.
-
-    The workers of a GPU are *lanes* of one process: threads, each with its own socket and page.
-    """
+    """A worker, its process, its socket and its page of heartbeats; a GPU's share a process."""
 
     process: subprocess.Popen[bytes] | Child
     channel: Channel
     beat: _core.BeatPage
     kind: WorkerKind
     exit_fd: int | None = None
-    """Readable once the process has ended, even if other processes hold copies of its socket;
-    only the first worker of a process has it."""
+    """Readable once the process has ended, even if other processes hold copies of its socket."""
     owner: int = field(default_factory=os.getpid)
     sources: Sources = field(default_factory=dict)
     """The modules that it had imported when its last run ended; see `cerebro.machine.imports`."""
@@ -129,7 +123,7 @@ class WorkerProcess:
             finally:
                 for _, theirs, _ in made:
                     theirs.close()
-            # The first worker's descriptor shows when the process ends.
+            # They have no `exit_fd`: the first worker's shows when the process ends.
             for ours, _, beat in made:
                 WorkerProcess(self.process, Channel(ours), beat, self.kind, lanes=self.lanes)
 
