@@ -33,7 +33,7 @@ from cerebro.executors.inline import InlineExecutor
 from cerebro.executors.local import LocalExecutor
 from cerebro.executors.seats import set_memory_shares
 from cerebro.machine import resources
-from cerebro.machine.devices import assign_devices, is_gpu, name_in_worker
+from cerebro.machine.devices import are_gpus, assign_devices, is_gpu, name_in_worker
 from cerebro.machine.environment import hash_seed
 from cerebro.machine.libraries import present_settings, recorded_settings
 from cerebro.machine.program import edited_since_import, find_stale_definitions
@@ -338,8 +338,9 @@ def trains_here(settings: Settings) -> bool:
 def make_run_context(settings: Settings, recorded: Mapping[str, Any] | None = None) -> RunContext:
     """Return what workers need of a run; `recorded` is the environment in which it began."""
     workers, devices = max(1, settings.workers), settings.devices
-    # A prefetch thread pays off only on a core that no worker uses.
-    has_idle_cores = resources.usable_cores() > workers * settings.exactness.threads
+    # A prefetch thread pays off only on a core that no worker uses. The lanes of a GPU take turns.
+    processes = min(workers, len(devices)) if are_gpus(devices) else workers
+    has_idle_cores = resources.usable_cores() > processes * settings.exactness.threads
     folders = (settings.state_dir, settings.folder / "states", settings.folder / "trials")
     context = RunContext(
         build=settings.build,
