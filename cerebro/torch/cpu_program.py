@@ -476,10 +476,10 @@ class RecordedProgram:
         if self._without_python is None and not self._is_python_needed:
             try:
                 self._without_python = _core.Replay(
-                    inputs=[_describe_input(value) for value in self.static.values()],
+                    inputs=[describe_input(value) for value in self.static.values()],
                     calls=self.program.calls(),
                     numbers=[_describe_number(hole, numbers) for hole in self._counted],
-                    metrics=[_describe_metric(name, value) for name, value in self.values.items()],
+                    metrics=[describe_metric(name, value) for name, value in self.values.items()],
                     context=torch._C._AutoDispatchBelowAutograd,
                 )
             except NeedsPython:
@@ -493,10 +493,11 @@ class RecordedProgram:
 
 
 class NeedsPython(Exception):
-    """`_core.Replay` cannot run a part of a step."""
+    """The C core cannot run a part of a step, or read its results."""
 
 
-def _describe_input(value: Any) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
+def describe_input(value: Any) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
+    """Return a tensor's address, type, shape and strides."""
     if not isinstance(value, torch.Tensor):
         raise NeedsPython
     return value.data_ptr(), _name_of(value.dtype), tuple(value.shape), value.stride()
@@ -522,7 +523,8 @@ def _describe_number(hole: Hole, numbers: Numbers) -> tuple[str, float, float, i
     return hole.formula, lr, beta, steps.data_ptr(), place, dtype
 
 
-def _describe_metric(name: str, value: Any) -> tuple[str, Any, Any]:
+def describe_metric(name: str, value: Any) -> tuple[str, Any, Any]:
+    """Return a metric's name, value and weight: numbers, addresses and types, or no weight."""
     value, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     return name, _describe_value(value), None if weight is None else _describe_value(weight)
 

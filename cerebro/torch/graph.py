@@ -1,36 +1,39 @@
-"""A training step as a CUDA graph: captured once, replayed for every batch of the same shape.
+"""A step as CUDA graphs: captured once for each shape of batch, replayed for all further batches.
 
 A graph launches the many short kernels of a step at once. It runs no Python code, so a step is
 captured only if its Python code does the same every time. After a few ordinary steps, which create
 the optimizer's state, some steps are computed twice from the same state: as ordinary steps and by
 the graph. If a bit differs, or the capture fails, the model continues with ordinary steps, and its
-log gives the reason. Batches of a different shape take ordinary steps, too.
+log gives the reason.
 
-Between steps, the learning rate is a number, as schedulers and states require; within a step, it is
-a tensor that the graph reads. If another setting changes, all further steps are ordinary.
+`GraphedStep` decides what is captured and replayed, `StepCapturer` captures and compares, `Basis`
+knows what graphs depend on besides the batch.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import logging
-import re
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from cerebro.torch import graph_replay
+from cerebro.torch.cpu_program import NeedsPython
+from cerebro.torch.graph_rates import Rates, Schedule, Settings
+from cerebro.torch.graph_recorder import Captured, CudaRecorder
 from cerebro.torch.optimizer_step import are_different_objects, groups_of
+from cerebro.torch.recorded_step import UnitReplays
 from cerebro.torch.step_state import (
     Batch,
     Copied,
     Different,
+    Entries,
     Gradients,
     StepState,
+    Surroundings,
     Values,
     copy_values,
     describe_error,
@@ -38,132 +41,269 @@ from cerebro.torch.step_state import (
     have_same_bits,
     shape_of,
 )
+from cerebro.torch.updates import Updates
 
 WARM_UP = 3  # ordinary steps with batches of one shape before the step is captured
-COMPARED = 2  # batches on which the graph is compared with the ordinary step
-
-TENSOR_RATES: tuple[type, ...] = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-"""Optimizers that read the learning rate from a tensor on the device."""
-
-# The starts of two warnings of PyTorch: an operation waits for the GPU; watching is incomplete.
-WAITS = "called a synchronizing"
-ABOUT_WATCHING = "Synchronization debug mode"
+COMPARED = 2  # batches of each shape on which the graph is compared with the ordinary step
+MOST_GRAPHS = 4  # of a step; then, batches of other shapes take ordinary steps
 
 log = logging.getLogger("cerebro.torch")
 
-_streams: dict[tuple[Any, int], Any] = {}
-"""The capture stream by device and stream of replays. Models that replay on the same stream share
-it, because cuBLAS keeps a workspace of some MB for every stream. Models that replay on different
-streams do not, because their graphs would overwrite that workspace."""
-
-_failed: list[Any] = []  # failed captures, which the allocator queries until the process ends
-
-
-class CudaRecorder:
-    """Records work on a private stream, and repeats it on the current stream."""
-
-    def __init__(self, device: Any) -> None:
-        self._device = device
-
-    @property
-    def _stream(self) -> Any:
-        if self._key not in _streams:
-            _streams[self._key] = torch.cuda.Stream(self._device)
-        return _streams[self._key]
-
-    @property
-    def _key(self) -> tuple[Any, int]:
-        return self._device, torch.cuda.current_stream(self._device).cuda_stream
-
-    def warm(self, work: Callable[[], Any]) -> Any:
-        """Run `work` on the capture stream."""
-        current, stream = torch.cuda.current_stream(self._device), self._stream
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            result = work()
-        current.wait_stream(stream)
-        return result
-
-    def run_watched(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
-        """Run `work` as `warm` does; return its result and the first line that waits, or None."""
-        before = torch.cuda.get_sync_debug_mode()
-        place = None
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.filterwarnings("always", message=WAITS)
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                result = self.warm(work)
-            finally:
-                torch.cuda.set_sync_debug_mode(before)
-        for warning in caught:
-            if str(warning.message).startswith(ABOUT_WATCHING):
-                continue
-            if re.match(WAITS, str(warning.message)) is None:
-                warnings.warn_explicit(
-                    warning.message, warning.category, warning.filename, warning.lineno
-                )
-            elif place is None:
-                place = f"{Path(warning.filename).name}:{warning.lineno}"
-        return result, place
-
-    def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None], int]:
-        """Record `work` without running it on the device.
-
-        Return the tensors of its result, a function that replays the work and fills them, and the
-        bytes of memory that only this work uses.
-        """
-        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-        current = torch.cuda.current_stream(self._device)
-        try:
-            with self._capturing(graph, pool):
-                # What is reserved from here on belongs to the graph.
-                reserved = torch.cuda.memory_reserved(self._device)
-                result = work()
-        except BaseException:
-            torch.cuda.set_stream(current)
-            self._mend(graph, pool)
-            raise
-        held = max(0, torch.cuda.memory_reserved(self._device) - reserved)
-        return result, graph.replay, held
-
-    def _mend(self, graph: Any, pool: Any) -> None:
-        """Recover PyTorch from a failed capture."""
-        device = self._device
-        torch.cuda.synchronize(device)
-        end = getattr(torch._C, "_cuda_endAllocateToPool", None)
-        release = getattr(torch._C, "_cuda_releasePool", None)
-        # PyTorch leaves its allocator in the capture's pool, which would never be released.
-        if end is not None and release is not None:
-            with contextlib.suppress(RuntimeError):  # PyTorch has already done it
-                end(device.index, pool)
-                release(device.index, pool)
-                _failed.append(graph)
-        _streams[self._key] = torch.cuda.Stream(device)
-        # Older versions leave the generator in capturing mode. The end of a capture corrects this.
-        with self._capturing(torch.cuda.CUDAGraph()):
-            torch.zeros(1, device=device)
-
-    @contextlib.contextmanager
-    def _capturing(self, graph: Any, pool: Any = None) -> Iterator[None]:
-        # The garbage collector would destroy graphs of dropped models, which invalidates a capture.
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
-            # Loader threads keep running during the capture, on their own streams.
-            with torch.cuda.graph(
-                graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
-            ):
-                yield
-        finally:
-            if was_enabled:
-                gc.enable()
-
 
 class GraphedStep:
-    """A training step that is captured after a few batches of the same shape.
+    """A step that is captured after a few batches of each shape.
 
-    ``step(batch)`` returns metrics: tensors, numbers or pairs. ``drop_gradients()`` is called after
-    a capture or comparison that failed.
+    `capturer` takes ordinary steps, and captures and compares them. `what` names the step in the
+    log, and ``set_mode()`` puts the modules into its mode. `updates` has schedulers that step after
+    every batch, if any. With `is_alone`, only this step and these schedulers run between two
+    batches of a unit, so that the C core may replay graphs by itself.
+    """
+
+    def __init__(
+        self,
+        capturer: StepCapturer,
+        what: str,
+        set_mode: Callable[[], None],
+        updates: Updates | None,
+        *,
+        is_alone: bool,
+    ) -> None:
+        self._capturer = capturer
+        self._what = what
+        self._set_mode = set_mode
+        self._rates = capturer.rates
+        self._basis = capturer.basis
+        by_batch = updates is not None and updates.by_batch
+        self._schedule = Schedule(updates, self._rates) if updates and by_batch else None
+        self.is_alone = is_alone
+        self._seen: Counter[Any] = Counter()
+        self._graphs: dict[Any, Graph] = {}
+        self._is_steady = False  # within a unit whose batches change no setting
+        self._is_checked = False  # nothing can have changed since the last check
+        self.unit = UnitReplays()
+        self.refusal: str | None = None  # why all further steps are ordinary
+
+    def __call__(self, batch: Batch, phase: int = 0) -> Values:
+        if self.refusal is None and self._graphs:
+            self._is_ready()
+        if self.refusal is not None:
+            return self._capturer.step(batch)
+        shape = shape_of(batch)
+        graph = self._graphs.get(shape)
+        if graph is not None and graph.compared >= COMPARED:
+            self.unit.replays += 1
+            values = graph.replay(batch)
+        else:
+            self._is_checked = False  # the step's Python code may change anything
+            values = self._warm_up_or_compare(batch, shape, graph)
+        self._offer(shape)
+        return values
+
+    @property
+    def replays(self) -> int:
+        """The number of steps replayed without a comparison; `_core.run_unit`'s are added later."""
+        return self.unit.replays
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of device memory that were reserved for the graphs alone."""
+        return sum(graph.captured.held_bytes for graph in self._graphs.values())
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether batches of some shape are replayed."""
+        return any(graph.compared >= COMPARED for graph in self._graphs.values())
+
+    def request_check(self) -> None:
+        """Check the tensors' addresses before the next replay: after loading a state, or a unit."""
+        self.unit.take_back()
+        self._basis.request_check()
+        self._is_checked = False
+
+    def refuse(self, reason: str) -> None:
+        """Take only ordinary steps from now on, without a log message."""
+        self._forget()
+        self.refusal = reason
+
+    # --- units -------------------------------------------------------------
+
+    def begin_unit(self, *, at_once: bool = False) -> None:
+        """Begin a unit. With `at_once`, the core may replay its first batch, too."""
+        self.unit.begin()
+        self.request_check()
+        self._is_steady = at_once and self._schedule is None
+        if at_once and self._graphs and self._is_ready():
+            for shape in self._graphs:
+                self._offer(shape)
+
+    def end_unit(self) -> str | None:
+        """End a unit; see `RecordedStep.end_unit`. Graphs are compared when they are captured."""
+        self._is_steady = False
+        self.request_check()
+        return None
+
+    def has_failed(self) -> bool:
+        """Return False: errors of a replay are the device's, and mean what they say."""
+        return False
+
+    def prepare(self, n: int) -> Any:
+        """Begin a run of `n` batches that the core replays; see `_core.GraphReplay`.
+
+        Return the learning rates before each of them, a float32 array of ``n`` rows, None if they
+        are the present ones, or the smaller number of batches that can be replayed. Then nothing
+        has been done, and the core asks again.
+        """
+        self._set_mode()
+        if self.refusal is not None or not self._graphs or not self._is_ready():
+            return 0
+        if self._schedule is None:
+            return None
+        return self._schedule.step_ahead(n, self._basis.settings)
+
+    def _offer(self, shape: Any) -> None:
+        """Let the core replay further steps like this one, once its graph has been compared."""
+        graph = self._graphs.get(shape)
+        if not self.is_alone or graph is None or graph.compared < COMPARED:
+            return
+        if not graph.was_offered:
+            graph.was_offered = True
+            graph.without_python = self._capturer.make_replay(graph, self.prepare)
+        self.unit.offer(shape, graph.without_python)
+
+    # --- what may be replayed ----------------------------------------------
+
+    def _is_ready(self) -> bool:
+        """Return whether graphs may be replayed; if something has changed, drop or refuse them."""
+        if self._is_checked:
+            return True
+        change = self._basis.settings.find_change()
+        if change is not None:
+            self._refuse(
+                f"{change} changes while the model trains, and only the learning rate may (of "
+                "Adam, AdamW and SGD)"
+            )
+            return False
+        if self._basis.has_moved():
+            self._forget()
+            return False
+        self._rates.fill()
+        self._is_checked = self._is_steady
+        return True
+
+    def _warm_up_or_compare(self, batch: Batch, shape: Any, graph: Graph | None) -> Values:
+        if graph is None:
+            if len(self._graphs) >= MOST_GRAPHS:
+                return self._capturer.step(batch)
+            self._seen[shape] += 1
+            if self._seen[shape] <= WARM_UP:
+                return self._capturer.warm(batch)
+            if not self._graphs:
+                self._basis.note_settings()
+        outcome = self._capturer.compare(batch, graph)
+        if outcome.refusal is not None:
+            self._refuse(outcome.refusal)
+        elif outcome.graph is not None:
+            if not self._graphs:
+                self._basis.note_places()
+            self._graphs[shape] = outcome.graph
+            self._basis.note_surroundings()
+        return outcome.values
+
+    def _refuse(self, reason: str) -> None:
+        self.refuse(reason)
+        # Log one line only: the same cause usually prevents the capture of both steps.
+        level = logging.WARNING if self._capturer.trains else logging.INFO
+        text = "graph=True: the %s is not replayed as a CUDA graph: %s"
+        log.log(level, text, self._what, reason)
+
+    def _forget(self) -> None:
+        self.unit.take_back()
+        self._graphs.clear()
+        self._seen.clear()
+        self._capturer.forget()
+        self._is_checked = False
+
+
+# --- what graphs depend on ---------------------------------------------------------
+
+
+class Basis:
+    """What the graphs of a step depend on besides the batch: settings, addresses, surroundings."""
+
+    def __init__(self, modules: Sequence[Any], optimizers: Sequence[Any], state: StepState) -> None:
+        self._modules = modules
+        self._optimizers = optimizers
+        self._state = state
+        self.settings = Settings(optimizers)
+        self._places: Any = None
+        self._groups: list[dict[str, Any]] = []
+        self._surroundings: Surroundings | None = None
+        self._looks_again = False
+
+    def note_settings(self) -> None:
+        self.settings = Settings(self._optimizers)
+
+    def note_places(self) -> None:
+        self._places = self._state.places()
+        self._groups = groups_of(self._optimizers)
+        self._looks_again = False
+
+    def note_surroundings(self) -> None:
+        self._surroundings = Surroundings(self._modules, self._optimizers)
+
+    def request_check(self) -> None:
+        self._looks_again = True
+
+    def has_moved(self) -> bool:
+        """Return whether tensors are elsewhere, or the surroundings have changed.
+
+        This takes long, so it is looked at only if a check was requested, or if the optimizer has
+        other groups, as after ``Optimizer.load_state_dict``.
+        """
+        groups = groups_of(self._optimizers)
+        if not self._looks_again and not are_different_objects(groups, self._groups):
+            return False
+        self._looks_again, self._groups = False, groups
+        if self._state.places() != self._places:
+            return True
+        return self._surroundings is not None and not self._surroundings.are_unchanged()
+
+
+# --- capture and proof -------------------------------------------------------------
+
+
+@dataclass
+class Graph:
+    """A captured step, with the batch that it reads."""
+
+    static: Batch
+    captured: Captured
+    draws: bool  # random numbers, from PyTorch's generator
+    compared: int = 0
+    was_offered: bool = False
+    without_python: Any = None  # the `_core.GraphReplay`, if the core can read it
+
+    def replay(self, batch: Batch) -> Values:
+        fill(self.static, batch)
+        self.captured.replay()
+        # The next replay overwrites the results, that of any graph with the same memory.
+        return copy_values(self.captured.values)
+
+
+@dataclass
+class Outcome:
+    """The metrics of a step, and what became of its capture or comparison."""
+
+    values: Values
+    graph: Graph | None = None
+    refusal: str | None = None  # why further steps must be ordinary
+
+
+class StepCapturer:
+    """Takes ordinary steps, captures them, and compares.
+
+    ``step(batch)`` returns metrics: tensors, numbers or pairs. Without `optimizers`, it must change
+    nothing. ``drop_gradients()`` is called after a capture or comparison that failed.
     """
 
     def __init__(
@@ -175,210 +315,120 @@ class GraphedStep:
         drop_gradients: Callable[[], None],
     ) -> None:
         self._step = step
-        self._drop_gradients = drop_gradients
+        self._modules = modules
         self._optimizers = optimizers
-        self._state = StepState(modules, optimizers, Gradients(()))
-        self._rates = Rates(optimizers)
         self._recorder = recorder
-        self._seen: dict[Any, int] = {}
-        self._graph: _Graph | None = None
-        self._compared = 0
-        self._check_places = False
-        self._groups = groups_of(optimizers)
-        self.refusal: str | None = None  # why all further steps are ordinary
+        self._drop_gradients = drop_gradients
+        self._state = StepState(modules, optimizers, Gradients(()))
+        self.basis = Basis(modules, optimizers, self._state)
+        self.rates = Rates(optimizers)
 
-    def __call__(self, batch: Batch) -> Values:
-        if self.refusal is not None:
-            return self._run_ordinary(batch)
-        shape = shape_of(batch)
-        if self._graph is not None:
-            if shape != self._graph.shape:
-                return self._run_ordinary(batch)
-            return self._replay_or_compare(batch, self._graph)
-        seen = self._seen.get(shape, 0)
-        self._seen[shape] = seen + 1
-        if seen < WARM_UP:
-            return self._recorder.warm(lambda: self._run_ordinary(batch))  # type: ignore[no-any-return]
-        return self._run_compared(batch, None)
-
-    @property
-    def held_bytes(self) -> int:
-        """The bytes of device memory that only the graph uses."""
-        return 0 if self._graph is None else self._graph.held_bytes
-
-    def request_check(self) -> None:
-        """Check the tensors' addresses before the next replay; call this after loading a state."""
-        self._check_places = True
-
-    def _run_ordinary(self, batch: Batch) -> Values:
-        with self._rates.as_tensors():
+    def step(self, batch: Batch) -> Values:
+        """Take an ordinary step."""
+        with self.rates.as_tensors():
             return self._step(batch)
 
-    def _replay_or_compare(self, batch: Batch, graph: _Graph) -> Values:
-        settings = _settings_of(self._optimizers)
-        if settings != graph.settings:
-            self._refuse(
-                f"{_describe_change(graph.settings, settings)} changes while the model trains, and "
-                "only the learning rate may (of Adam, AdamW and SGD)"
-            )
-            return self._run_ordinary(batch)
-        groups = groups_of(self._optimizers)
-        if self._check_places or are_different_objects(groups, self._groups):
-            self._check_places, self._groups = False, groups
-            if self._state.places() != graph.places:
-                self._forget()
-                return self(batch)
-        if self._compared < COMPARED:
-            return self._run_compared(batch, graph)
-        self._rates.fill()
-        return graph.replay(batch)
+    def warm(self, batch: Batch) -> Values:
+        """Take an ordinary step where the capture will be."""
+        return self._recorder.warm(lambda: self.step(batch))  # type: ignore[no-any-return]
 
-    # --- capture and proof -------------------------------------------------
+    @property
+    def trains(self) -> bool:
+        return bool(self._optimizers)
 
-    def _run_compared(self, batch: Batch, graph: _Graph | None) -> Values:
+    def forget(self) -> None:
+        """Release the tensors of the last comparison."""
+        self._state.forget_listing()
+
+    def compare(self, batch: Batch, graph: Graph | None) -> Outcome:
         """Take an ordinary step, and replay it from the same state; first capture it, if needed."""
         with self._state.list_once():
-            before = self._copy_state()
-            if graph is None:
-                values, waits = self._recorder.run_watched(lambda: self._run_ordinary(batch))
-                if waits is not None:
-                    self._refuse(f"it waits for the GPU at {waits}")
-            else:
-                values = self._run_ordinary(batch)
-            if self.refusal is None and not self._state.is_as_listed():
-                self._refuse("it is not the ordinary step: the step replaces its tensors")
-            after = None if self.refusal is not None else self._copy_state()
-            if before is None or after is None:
-                return values  # type: ignore[no-any-return]
             try:
-                self._state.restore(before)
-                if graph is None:
-                    graph = self._graph = self._capture(batch)
-                    self._state.restore(before)
-                self._compare(batch, graph, values, after)
-            except Exception as error:
-                # Continue with ordinary steps from the state after the last ordinary step.
-                self._refuse(describe_error("it cannot be captured", error))
-                self._drop_gradients()
-                self._state.restore(after)
-            return values  # type: ignore[no-any-return]
+                before = self._state.copy_values()
+            except torch.cuda.OutOfMemoryError:
+                return Outcome(self.step(batch), refusal=_NO_MEMORY)
+            waits = None
+            if graph is None:
+                values, waits = self._recorder.run_watched(lambda: self.step(batch))
+            else:
+                values = self.step(batch)
+            if waits is not None:
+                return Outcome(values, refusal=f"it waits for the GPU at {waits}")
+            return self._replay_again(batch, graph, values, before)
 
-    def _capture(self, batch: Batch) -> _Graph:
-        static = copy_values(batch)
-        self._rates.fill()
-        values, replay, held = self._recorder.capture(lambda: self._run_ordinary(static))
-        settings, places = _settings_of(self._optimizers), self._state.places()
-        return _Graph(shape_of(batch), settings, places, held, static, values, replay)
-
-    def _copy_state(self) -> Copied | None:
-        """Return a copy of the state; if memory is short, refuse the graph and return None."""
+    def make_replay(self, graph: Graph, prepare: graph_replay.Prepare) -> Any:
+        """Return what the core replays instead of `graph`, or None if it cannot."""
+        captured, device = graph.captured, _device_of(self._modules)
+        # PyTorch's replay() does two things before the launch: it moves its generator on by the
+        # numbers that the graph draws, and writes seed and offset where the graph's kernels read
+        # them (CUDAGeneratorState::replay_prologue). A graph that draws nothing has no such
+        # kernels, so that the bare launch is the same.
+        launch: Any = captured.handle
+        if graph.draws or launch is None:
+            launch = self._recorder.bind(captured.replay)
         try:
-            return self._state.copy_values()
-        except torch.cuda.OutOfMemoryError:
-            self._refuse("there is not enough memory to compare it with the ordinary step")
+            return graph_replay.make_replay(
+                device, launch, graph.static, captured.values, self.rates.addresses(), prepare
+            )
+        except NeedsPython:
             return None
 
-    def _compare(self, batch: Batch, graph: _Graph, values: Values, after: Copied) -> None:
-        """Replay from the current state; raise `Different` unless it gives `values` and `after`."""
-        self._rates.fill()
-        replayed = graph.replay(batch)
-        for name, value in values.items():
-            if not have_same_bits(value, replayed.get(name)):
-                raise Different(f"the metric {name!r} of the graph differs")
-        self._state.require(after)
-        self._compared += 1
-
-    def _refuse(self, reason: str) -> None:
-        self._forget()
-        self.refusal = reason
-        log.warning("graph=True: the training step is not replayed as a CUDA graph: %s", reason)
-
-    def _forget(self) -> None:
-        self._graph = None
-        self._state.forget_listing()
-        self._compared = 0
-        self._seen.clear()
-
-
-@dataclass
-class _Graph:
-    shape: Any
-    settings: Any
-    places: Any
-    held_bytes: int
-    static: Batch
-    values: Values
-    run: Callable[[], None]
-
-    def replay(self, batch: Batch) -> Values:
-        fill(self.static, batch)
-        self.run()
-        return copy_values(self.values)
-
-
-# --- learning rates ------------------------------------------------------------
-
-
-class Rates:
-    """The learning rates of optimizers as tensors that a graph reads."""
-
-    def __init__(self, optimizers: Sequence[Any]) -> None:
-        self._optimizers = [item for item in optimizers if type(item) in TENSOR_RATES]
-        self._tensors: dict[int, Any] = {}
-        self._filled: dict[int, float] = {}
-
-    def fill(self) -> None:
-        for number, group in enumerate(groups_of(self._optimizers)):
-            rate = group["lr"]
-            if isinstance(rate, torch.Tensor):
-                continue
-            if number not in self._tensors:
-                device = group["params"][0].device
-                self._tensors[number] = torch.tensor(float(rate), device=device)
-            elif self._filled[number] != rate:
-                self._tensors[number].fill_(float(rate))
-            self._filled[number] = rate
-
-    @contextlib.contextmanager
-    def as_tensors(self) -> Iterator[None]:
-        """Replace the optimizers' learning rates with tensors during the block."""
-        self.fill()
-        replaced = []
-        for number, group in enumerate(groups_of(self._optimizers)):
-            if not isinstance(group["lr"], torch.Tensor):
-                replaced.append((group, group["lr"]))
-                group["lr"] = self._tensors[number]
+    def _replay_again(
+        self, batch: Batch, graph: Graph | None, values: Values, before: Copied
+    ) -> Outcome:
+        """Replay the step that has just been taken, and compare."""
+        state = self._state
+        if not state.is_as_listed():
+            return Outcome(values, refusal="it is not the ordinary step: the step replaces tensors")
         try:
-            yield
-        finally:
-            for group, rate in replaced:
-                group["lr"] = rate
+            after = state.copy_values()
+        except torch.cuda.OutOfMemoryError:
+            return Outcome(values, refusal=_NO_MEMORY)
+        changed = None if self._optimizers else state.find_changed(before, after)
+        if changed is not None:
+            return Outcome(values, refusal=f"it changes {changed}")
+        try:
+            state.restore(before)
+            if graph is None:
+                graph = Graph(*self._capture(batch), draws=after.has_drawn_since(before))
+                state.restore(before)
+            self.rates.fill()
+            _require_same_metrics(values, graph.replay(batch))
+            state.require(after)
+        except Exception as error:
+            # Continue with ordinary steps from the state after the ordinary step.
+            self._drop_gradients()
+            state.restore(after)
+            return Outcome(values, refusal=describe_error("it cannot be captured", error))
+        graph.compared += 1
+        return Outcome(values, graph)
+
+    def _capture(self, batch: Batch) -> tuple[Batch, Captured]:
+        static = copy_values(batch)  # outside of the memory that the graphs share
+        self.rates.fill()
+        # A capture computes nothing. If the step's Python code keeps tensors of it in a module, as
+        # a mask for the next batch, they would have no values until the graph runs, and be
+        # overwritten by other graphs afterwards.
+        entries = Entries(self._modules, self._optimizers)
+
+        def take_step() -> Values:
+            try:
+                return self.step(static)
+            finally:
+                entries.restore()
+
+        captured = self._recorder.capture(take_step)
+        return static, captured
 
 
-def make_capturable(optimizers: Sequence[Any]) -> None:
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            if "capturable" in group:
-                group["capturable"] = True
-            elif type(optimizer) is torch.optim.SGD and not group.get("differentiable"):
-                # Otherwise, SGD reads the learning rate's tensor on the host.
-                group["fused"], group["foreach"] = True, False
+_NO_MEMORY = "there is not enough memory to compare it with the ordinary step"
 
 
-def _settings_of(optimizers: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the settings that are constants in a graph."""
-    settings = []
-    for optimizer in optimizers:
-        free = {"params", "initial_lr"} | ({"lr"} if type(optimizer) in TENSOR_RATES else set())
-        for group in optimizer.param_groups:
-            constants = {key: value for key, value in group.items() if key not in free}
-            settings.append({k: v for k, v in constants.items() if not isinstance(v, torch.Tensor)})
-    return settings
+def _require_same_metrics(ordinary: Values, replayed: Values) -> None:
+    for name, value in ordinary.items():
+        if not have_same_bits(value, replayed.get(name)):
+            raise Different(f"the metric {name!r} of the graph differs")
 
 
-def _describe_change(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:
-    for old, new in zip(before, now, strict=False):
-        for key, value in new.items():
-            if old.get(key) != value:
-                return f"the optimizer's {key!r}"
-    return "the optimizer"
+def _device_of(modules: Sequence[Any]) -> torch.device:
+    return next(parameter.device for module in modules for parameter in module.parameters())

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-import cerebro._core as _core
 from cerebro.arguments import TORCH_MODEL, check_optional_real, check_whole_number, explain_keywords
 from cerebro.data import Dataset
 from cerebro.errors import InputError
@@ -35,7 +34,9 @@ from cerebro.model import (
     make_forward,
 )
 from cerebro.torch import arguments
-from cerebro.torch.graph import CudaRecorder, GraphedStep, make_capturable
+from cerebro.torch.graph import GraphedStep, StepCapturer
+from cerebro.torch.graph_rates import make_capturable
+from cerebro.torch.graph_recorder import CudaRecorder
 from cerebro.torch.network import Network, TorchModel, is_channels_last, place, to_float32
 from cerebro.torch.objective import Meters, Objective, check_column, check_weight
 from cerebro.torch.parameter_order import in_own_order
@@ -264,13 +265,12 @@ class Model(TorchModel):
             in_core=graph is None and device.type == "cpu",
         )
         self._network.set_training_mode()
-        self._graphed: GraphedStep | None = None
-        self._recorded: tuple[RecordedStep, ...] = ()
+        self._recorded: tuple[RecordedStep | GraphedStep, ...] = ()  # training, evaluation
         if graph and device.type == "cuda":
             if accumulate != 1:
                 raise InputError("graph=True on a GPU replays whole steps: leave out accumulate")
             make_capturable(optimizers)
-            self._train = self._compile_graphed_step(CudaRecorder(device))
+            self.capture(CudaRecorder(device))
         elif train_step is not None:
             self._train = self._compile(self._call_train_step)
         else:
@@ -377,9 +377,8 @@ class Model(TorchModel):
         inference mode (masks, rotary tables) could not be used in training afterwards.
         """
         if self._recorded:
-            if self.net.training:
-                self.net.eval()
-            return self._recorded[1](batch)
+            self._set_mode(training=False)
+            return self._recorded[1](self._network.place_batch(batch))
         if not self._meters:
             return self._measure(batch)[0]
         with self._meters.set_aside():
@@ -428,13 +427,11 @@ class Model(TorchModel):
         They belong to recorded steps, and to weights that the state leaves out.
         """
         recorded = sum(step.held_bytes for step in self._recorded)
-        graphed = 0 if self._graphed is None else self._graphed.held_bytes
-        return self._network.frozen_bytes + recorded + graphed
+        return self._network.frozen_bytes + recorded
 
     def predict_batch(self, batch: Batch) -> Any:
         """Return the network's output for a batch, in evaluation mode, without gradients."""
-        if self.net.training:
-            self.net.eval()
+        self._set_mode(training=False)
         batch = self._network.place_batch(batch)
         try:
             with torch.no_grad():
@@ -477,8 +474,6 @@ class Model(TorchModel):
         """
         parts = {"net": True, "optimizer": True, "scheduler": self._schedulers}
         require_parts(state, {**parts, "metrics": self._meters, "gradients": self._train_step})
-        if self._graphed is not None:
-            self._graphed.request_check()
         for recorded in self._recorded:
             recorded.request_check()
         self._updates.forget_pending()
@@ -498,13 +493,13 @@ class Model(TorchModel):
 
     def _compile(self, take: Callable[[Batch, int], Values]) -> Callable[[Batch], Values]:
         """Return the function that trains on a batch; ``take(batch, phase)`` makes its step."""
-        net, network, updates, augment = self.net, self._network, self._updates, self._augment
+        net, updates, augment = self.net, self._updates, self._augment
         # If each batch is an update and no scheduler steps, nothing is left to later batches.
         is_simple = updates.accumulate == 1 and not updates.by_batch
 
         def train(batch: Batch) -> Values:
             if not net.training:
-                network.set_training_mode()
+                self._set_mode(training=True)
             if not is_simple:
                 updates.catch_up()
             if augment is not None:
@@ -530,15 +525,12 @@ class Model(TorchModel):
             raise InputError(f"train_step must return a dict of metrics, not {returned!r}")
         return self._meters.keep_returned(returned or {})
 
-    def _compile_graphed_step(self, recorder: CudaRecorder) -> Callable[[Batch], Values]:
-        graphed = self._graphed = GraphedStep(
-            lambda batch: self._take_step(batch, 0),
-            self._network.parts,
-            self._optimizers,
-            recorder,
-            self._network.drop_gradients,
-        )
-        return self._compile(lambda batch, phase: graphed(batch))
+    def _set_mode(self, *, training: bool) -> None:
+        """Put the network into a mode, unless it is in it."""
+        if training and not self.net.training:
+            self._network.set_training_mode()
+        elif self.net.training and not training:
+            self.net.eval()
 
     # --- recorded steps -------------------------------------------------------
 
@@ -556,7 +548,13 @@ class Model(TorchModel):
         gathered = network.parameters if self.accumulate != 1 else ()
         drop = network.drop_gradients
         training = RecordedStep(
-            self._take_step, "training step", network.parts, self._optimizers, gathered, drop
+            self._take_step,
+            "training step",
+            network.parts,
+            self._optimizers,
+            gathered,
+            drop,
+            is_alone=self.accumulate == 1 and self._augment is None and not self._updates.by_batch,
         )
         evaluation = RecordedStep(
             lambda batch, phase: self._measure(batch)[0], "evaluation", network.parts
@@ -564,30 +562,49 @@ class Model(TorchModel):
         self._recorded = (training, evaluation)
         self._train = self._compile(training)
 
-    def replays_for(self, step: Any) -> list[_core.Replay] | None:
+    def capture(self, recorder: CudaRecorder) -> None:
+        """Capture steps as CUDA graphs from now on, as with ``graph=True`` on a GPU."""
+        parts, drop = self._network.parts, self._network.drop_gradients
+        training = GraphedStep(
+            StepCapturer(
+                lambda batch: self._take_step(batch, 0), parts, self._optimizers, recorder, drop
+            ),
+            "training step",
+            lambda: self._set_mode(training=True),
+            self._updates,
+            is_alone=self._augment is None and self._updates.may_step_ahead,
+        )
+        evaluation = GraphedStep(
+            StepCapturer(lambda batch: self._measure(batch)[0], parts, (), recorder, drop),
+            "evaluation",
+            lambda: self._set_mode(training=False),
+            None,
+            is_alone=True,
+        )
+        self._recorded = (training, evaluation)
+        self._train = self._compile(training)
+
+    def replays_for(self, step: Any) -> list[Any] | None:
         """Return the recorded steps that may replace calls of `train_batch` or `eval_batch`.
 
-        The epoch runner runs them without Python code. The list changes as steps are recorded or
-        dropped. None: every batch needs a call of the method `step`.
+        They are of `_core.Replay`, or of `_core.GraphReplay` on a GPU. The epoch runner runs them
+        without Python code. The list changes as steps are recorded or dropped. None: every batch
+        needs a call of the method `step`.
         """
-        if not self._recorded:
+        function: Any = getattr(step, "__func__", None)
+        number = {Model.train_batch: 0, Model.eval_batch: 1}.get(function)
+        if not self._recorded or number is None:
             return None
-        function = getattr(step, "__func__", None)
-        if function is Model.eval_batch:
-            return self._recorded[1].unit.ready
-        is_plain = self.accumulate == 1 and self._augment is None and not self._updates.by_batch
-        return self._recorded[0].unit.ready if function is Model.train_batch and is_plain else None
+        recorded = self._recorded[number]
+        return recorded.unit.ready if recorded.is_alone else None
 
     def begin_recorded_unit(self, *, training: bool) -> None:
         """Begin a unit whose steps may be recorded."""
         if not self._recorded:
             return
         at_once = self.replays_for(self.train_batch if training else self.eval_batch) is not None
-        if at_once and training != self.net.training:
-            if training:
-                self._network.set_training_mode()
-            else:
-                self.net.eval()
+        if at_once:
+            self._set_mode(training=training)
         self._recorded[0 if training else 1].begin_unit(at_once=at_once)
 
     def end_recorded_unit(self, *, training: bool) -> str | None:
@@ -604,7 +621,7 @@ class Model(TorchModel):
 
     def has_failed_replay(self, *, training: bool) -> bool:
         """Return whether an exception in the unit is from a replayed step."""
-        return bool(self._recorded) and self._recorded[0 if training else 1].unit.has_failed()
+        return bool(self._recorded) and self._recorded[0 if training else 1].has_failed()
 
     @property
     def replays(self) -> int:
@@ -627,8 +644,7 @@ class Model(TorchModel):
                 "train_step only trains: give step= or loss= for validation, or leave out "
                 "the validation data"
             )
-        if self.net.training:
-            self.net.eval()
+        self._set_mode(training=False)
         batch = self._network.place_batch(batch)
         try:
             with torch.no_grad():

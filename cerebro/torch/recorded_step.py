@@ -98,7 +98,8 @@ class RecordedStep:
     ``step(batch, phase)`` returns metrics: tensors, numbers or pairs. Each `phase` has its own
     programs; 0 is the first batch of an update. `what` names the step in the log. `parameters` are
     those whose gradients are accumulated over several steps. ``drop_gradients()`` removes what a
-    failed step leaves.
+    failed step leaves. With `is_alone`, nothing else runs between two batches of a unit, so that
+    the C core may replay steps by itself.
     """
 
     def __init__(
@@ -109,9 +110,12 @@ class RecordedStep:
         optimizers: Sequence[Any] = (),
         parameters: Sequence[Any] = (),
         drop_gradients: Callable[[], None] = lambda: None,
+        *,
+        is_alone: bool = True,
     ) -> None:
         self._step = step
         self._what = what
+        self.is_alone = is_alone
         self._recorder = StepRecorder(step, modules, optimizers, parameters, drop_gradients)
         self._numbers = self._recorder.numbers
         self._gradients = self._recorder.gradients
@@ -192,6 +196,10 @@ class RecordedStep:
                     self._refuse(how)
                 return how
         return None
+
+    def has_failed(self) -> bool:
+        """Return whether an exception in the unit is from a replayed step."""
+        return self.unit.has_failed()
 
     def refuse(self, reason: str) -> None:
         """Take only ordinary steps from now on, without a log message."""

@@ -275,6 +275,10 @@ class Copied:
     numbers: list[Any]
     generators: dict[str, Any]
 
+    def has_drawn_since(self, before: Copied) -> bool:
+        """Return whether a random generator differs from that of an earlier copy."""
+        return _find_drawn(self.generators, before.generators) is not None
+
 
 class StepState:
     """The values that a step may change: of modules, optimizers, gradients and generators.
@@ -335,6 +339,11 @@ class StepState:
     def require_equal(self, one: Copied, two: Copied) -> None:
         """Raise `Different` unless all values of two copies are equal, bit for bit."""
         self._require_equal(self._get_listing().find_difference(one.tensors, two.tensors), one, two)
+
+    def find_changed(self, one: Copied, two: Copied) -> str | None:
+        """Return the name of a tensor that differs between two copies; None if none does."""
+        index = self._get_listing().find_difference(one.tensors, two.tensors)
+        return None if index is None else self._tensors()[index][0]
 
     def _require_equal(self, differing: int | None, one: Copied, two: Copied) -> None:
         if differing is not None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+import torch
+from torch.optim import lr_scheduler
 
 from cerebro.errors import InputError
 from cerebro.model import Part
 from cerebro.torch import optimizer_step
 from cerebro.torch.arguments import needs_metric
 from cerebro.torch.network import Network
-from cerebro.torch.state import collect_updates, load_updates
+from cerebro.torch.state import collect_updates, copy_deeply, load_scheduler, load_updates
 
 
 class Updates(Part):
@@ -125,6 +128,36 @@ class Updates(Part):
         for scheduler in self._schedulers:
             scheduler.step()
 
+    @property
+    def may_step_ahead(self) -> bool:
+        """Whether schedulers that step after each batch could as well step before the batches.
+
+        They must count steps and nothing else, as PyTorch's do, and set numbers, not tensors, which
+        a step would read before its time.
+        """
+        groups = optimizer_step.groups_of(self._optimizers)
+        settings = (value for group in groups for key, value in group.items() if key != "params")
+        return not self.by_batch or (
+            self.accumulate == 1
+            and all(map(_counts_steps, self._schedulers))
+            and not any(isinstance(value, torch.Tensor) for value in settings)
+        )
+
+    def note_schedule(self) -> Callable[[], None]:
+        """Return a function that takes schedulers and settings back to where they are now."""
+        groups = optimizer_step.groups_of(self._optimizers)
+        settings = [dict(group) for group in groups]
+        states = [copy_deeply(scheduler.state_dict()) for scheduler in self._schedulers]
+
+        def undo() -> None:
+            for scheduler, state in zip(self._schedulers, states, strict=True):
+                load_scheduler(scheduler, state)
+            for group, before in zip(groups, settings, strict=True):
+                group.clear()
+                group.update(before)
+
+        return undo
+
     def end_epoch(self, metrics: Mapping[str, float]) -> None:
         """Step the schedulers that step once per epoch; `metrics` are those of the epoch."""
         if self._scheduler_step == "epoch":
@@ -152,6 +185,12 @@ class Updates(Part):
         load_updates(self._optimizers, self._schedulers, state)
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
+
+
+def _counts_steps(scheduler: Any) -> bool:
+    """Return whether a scheduler is PyTorch's, with all schedulers that it consists of."""
+    inner = getattr(scheduler, "_schedulers", ())
+    return type(scheduler).__module__ == lr_scheduler.__name__ and all(map(_counts_steps, inner))
 
 
 def _find_metric(step: str, metrics: Mapping[str, Any]) -> float:

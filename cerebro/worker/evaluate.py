@@ -43,12 +43,13 @@ def run_batches(
     read at the end of the pass, so it must return new tensors each time.
     """
     model = getattr(step, "__self__", None)
+    find = getattr(model, "replays_for", None)
+    replays = find and find(step)
     # JAX returns before values are computed, even on the CPU.
     if device == "cpu" and getattr(model, "framework", None) != "jax":
-        find = getattr(model, "replays_for", None)
-        return _core.run_unit(source, step, beat=beat, replays=find and find(step))
+        return _core.run_unit(source, step, beat=beat, replays=replays)
     deferred = _Deferred(source, step)
-    result = _core.run_unit(source, deferred, beat=beat)
+    result = _core.run_unit(source, deferred, beat=beat, replays=replays)
     if not deferred.entries:
         return result
     deferred.read_numbers()

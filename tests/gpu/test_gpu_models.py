@@ -9,13 +9,13 @@ import weakref
 
 import numpy as np
 import pytest
-from captured import is_captured
+from captured import is_captured, refusal_of
 
 import cerebro
 import cerebro._core as _core
 from cerebro.machine import devices, generators
 from cerebro.machine.flags import compute_settings
-from cerebro.torch.graph import CudaRecorder
+from cerebro.torch.graph_recorder import CudaRecorder
 from cerebro.worker.evaluate import run_batches
 from cerebro.worker.gpu import StateArena
 
@@ -166,14 +166,14 @@ def test_a_graph_gives_the_bits_of_the_capturable_step(optimizer, scheduled):
 
     graphed = model(optimizer, schedule=cosine if scheduled else None, graph=True, clip_norm=1.0)
     plain = model(optimizer, schedule=cosine if scheduled else None, graph=True, clip_norm=1.0)
-    plain._train = plain._compile_graphed_step(Never())
+    plain.capture(Never())
     assert train(graphed) == train(plain)
     assert packed(graphed) == packed(plain)
     if optimizer == "rmsprop" and scheduled:
-        assert "'lr' changes" in graphed._graphed.refusal
+        assert "'lr' changes" in refusal_of(graphed)
     else:
-        assert is_captured(graphed), graphed._graphed.refusal
-    assert plain._graphed.refusal is not None
+        assert is_captured(graphed), refusal_of(graphed)
+    assert refusal_of(plain) is not None
 
 
 def test_a_graph_gives_the_bits_of_a_loop_by_hand():
@@ -196,14 +196,14 @@ def test_a_graph_gives_the_bits_of_a_loop_by_hand():
 
 def test_mixed_precision_is_captured():
     graphed, plain = model(graph=True, amp="bf16"), model(graph=True, amp="bf16")
-    plain._train = plain._compile_graphed_step(Never())
+    plain.capture(Never())
     assert train(graphed) == train(plain)
     assert packed(graphed) == packed(plain) and is_captured(graphed)
 
 
 def test_a_state_that_is_loaded_keeps_the_graph():
     graphed, plain = model(graph=True), model(graph=True)
-    plain._train = plain._compile_graphed_step(Never())
+    plain.capture(Never())
     train(graphed), train(plain)
     state = StateArena().to_host(plain.state_dict())
     kept = _core.unpack_state(_core.pack_state(state), "torch")
@@ -225,7 +225,7 @@ def test_a_step_with_random_numbers_of_the_host_is_not_captured():
             return cerebro.torch.Model(net, optimizer=optimizer, step=step, graph=True)
 
     graphed, plain = made(), made()
-    plain._train = plain._compile_graphed_step(Never())
+    plain.capture(Never())
     assert train(graphed) == train(plain)
     assert packed(graphed) == packed(plain) and not is_captured(graphed)
 
@@ -246,21 +246,21 @@ def test_a_wait_in_the_step_refuses_the_capture_and_the_device_stays_usable(wait
     graphed, plain = model(graph=True), model(graph=True)
     for a_model, recorder in ((graphed, CudaRecorder(torch.device(GPU))), (plain, Never())):
         a_model._objective._loss = loss
-        a_model._train = a_model._compile_graphed_step(recorder)
+        a_model.capture(recorder)
     current = torch.cuda.current_stream()
     assert train(graphed) == train(plain)
-    assert graphed._graphed.refusal.startswith(refusal)
+    assert refusal_of(graphed).startswith(refusal)
     assert packed(graphed) == packed(plain)
     assert torch.cuda.current_stream() == current
     another = model(graph=True)  # captures well afterwards
     train(another)
-    assert is_captured(another), another._graphed.refusal
+    assert is_captured(another), refusal_of(another)
 
 
 def test_collecting_an_older_graph_during_a_capture_changes_nothing():
     """Models and their graphs are in cycles: Python's collector destroys them when it likes."""
     older, graphed, plain = model(graph=True), model(graph=True), model(graph=True)
-    plain._train = plain._compile_graphed_step(Never())
+    plain.capture(Never())
     train(older)
     assert is_captured(older)
     thresholds = gc.get_threshold()
@@ -277,7 +277,7 @@ def test_collecting_an_older_graph_during_a_capture_changes_nothing():
 
             return super().capture(collecting)
 
-    graphed._train = graphed._compile_graphed_step(Collecting(torch.device(GPU)))
+    graphed.capture(Collecting(torch.device(GPU)))
     try:
         assert train(graphed) == train(plain)
     finally:
@@ -285,7 +285,7 @@ def test_collecting_an_older_graph_during_a_capture_changes_nothing():
     gc.collect()
     assert len(captures) == 1 and captures[0]() is None
     assert packed(graphed) == packed(plain)
-    assert is_captured(graphed), graphed._graphed.refusal
+    assert is_captured(graphed), refusal_of(graphed)
 
 
 # --- states and metrics --------------------------------------------------------------

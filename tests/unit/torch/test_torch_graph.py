@@ -21,35 +21,52 @@ import cerebro.data
 from cerebro.machine import generators
 
 torch = pytest.importorskip("torch")
-from captured import is_captured  # noqa: E402
+from captured import is_captured, refusal_of  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
 import cerebro.torch  # noqa: E402
 from cerebro.report import findings  # noqa: E402
-from cerebro.torch import arguments, diagnosis, graph  # noqa: E402
-from cerebro.torch.graph import COMPARED, WARM_UP, CudaRecorder  # noqa: E402
+from cerebro.torch import arguments, diagnosis, graph_recorder, graph_replay  # noqa: E402
+from cerebro.torch.graph import COMPARED, MOST_GRAPHS, WARM_UP  # noqa: E402
+from cerebro.torch.graph_recorder import Captured, CudaRecorder  # noqa: E402
 
 ROWS, SHORT = 6, 4
 HELD = 12_345  # bytes of a recorded step
 BEFORE = WARM_UP + COMPARED
 
 
+@pytest.fixture(autouse=True)
+def core(monkeypatch):
+    """Stands for `_core.GraphReplay`, which needs a GPU: what the core would be given."""
+    monkeypatch.setattr(graph_replay, "make_replay", Given)
+
+
+class Given:
+    """A graph as the core gets it."""
+
+    runs, failed = 0, False
+
+    def __init__(self, device, launch, static, values, rates, prepare):
+        self.launch, self.prepare, self.rates = launch, prepare, rates
+        self.inputs = [graph_replay.describe_input(value) for value in static.values()]
+        self.metrics = [graph_replay.describe_metric(*item) for item in values.items()]
+
+
 class Again:
     """Stands for a recorder of CUDA graphs."""
 
     def __init__(self):
-        self.replays = 0
-        self.warm_ups = 0
+        self.replays = self.captures = 0
 
     def warm(self, work):
-        self.warm_ups += 1
         return work()
 
     def run_watched(self, work):
         return self.warm(work), None
 
     def capture(self, work):
+        self.captures += 1
         host = random.getstate(), np.random.get_state()
         static = work()
 
@@ -63,7 +80,10 @@ class Again:
             random.setstate(now[0])
             np.random.set_state(now[1])
 
-        return static, replay, HELD
+        return Captured(static, replay, HELD, None)
+
+    def bind(self, replay):
+        return replay
 
 
 def fill(static, value):
@@ -97,15 +117,15 @@ class Wrong(Again):
         self.parameter, self.at = parameter, at
 
     def capture(self, work):
-        static, replay, held = super().capture(work)
+        captured = super().capture(work)
 
         def wrong():
-            replay()
+            captured.replay()
             if self.replays >= self.at:
                 with torch.no_grad():
                     self.parameter[0].add_(1e-6)
 
-        return static, wrong, held
+        return Captured(captured.values, wrong, HELD, None)
 
 
 def network():
@@ -146,7 +166,7 @@ def model(recorder=None, optimizer=adam, schedule=None, **options):
         graph=True,
         **options,
     )
-    result._train = result._compile_graphed_step(Refuses() if recorder is None else recorder)
+    result.capture(Refuses() if recorder is None else recorder)
     return result
 
 
@@ -186,11 +206,11 @@ def test_replayed_steps_match_ordinary_steps_bit_for_bit(optimizer, schedule):
     assert floats(train(graphed)) == floats(train(ordinary))
     assert bits(graphed) == bits(ordinary)
     if optimizer is rmsprop and schedule is not None:  # its rate is a number of the graph's
-        assert "'lr' changes" in graphed._graphed.refusal
+        assert "'lr' changes" in refusal_of(graphed)
     else:
         assert is_captured(graphed)
         assert recorder.replays == 12 - 1 - WARM_UP  # all of full size but the first
-    assert ordinary._graphed.refusal is not None
+    assert refusal_of(ordinary) is not None
 
 
 def test_steps_of_adam_are_those_of_a_plain_loop():
@@ -247,7 +267,7 @@ def test_a_step_that_waits_for_the_gpu_is_not_captured():
     a_model, ordinary = model(Waits()), model()
     assert floats(train(a_model)) == floats(train(ordinary))
     assert bits(a_model) == bits(ordinary)
-    assert a_model._graphed.refusal == "it waits for the GPU at loss.py:3"
+    assert refusal_of(a_model) == "it waits for the GPU at loss.py:3"
 
 
 def test_a_capture_that_fails_before_the_update_leaves_no_gradients():
@@ -263,7 +283,7 @@ def test_a_capture_that_fails_before_the_update_leaves_no_gradients():
     a_model, ordinary = model(Within()), model()
     assert floats(train(a_model)) == floats(train(ordinary))
     assert bits(a_model) == bits(ordinary)
-    assert "ZeroDivisionError" in a_model._graphed.refusal
+    assert "ZeroDivisionError" in refusal_of(a_model)
 
 
 @pytest.mark.parametrize("at", range(1, COMPARED + 1))
@@ -273,7 +293,7 @@ def test_a_graph_that_differs_is_given_up_without_a_trace(caplog, at):
     ordinary = model()
     assert floats(train(a_model)) == floats(train(ordinary))
     assert bits(a_model) == bits(ordinary)
-    assert a_model._graphed.refusal == "it is not the ordinary step: 4.bias of the graph differs"
+    assert refusal_of(a_model) == "it is not the ordinary step: 4.bias of the graph differs"
 
 
 def test_random_numbers_of_the_host_cannot_be_replayed():
@@ -284,13 +304,13 @@ def test_random_numbers_of_the_host_cannot_be_replayed():
     def made(recorder):
         net = network()
         a_model = cerebro.torch.Model(net, optimizer=adam(net), step=step, graph=True)
-        a_model._train = a_model._compile_graphed_step(recorder)
+        a_model.capture(recorder)
         return a_model
 
     a_model, ordinary = made(Again()), made(Refuses())
     assert floats(train(a_model)) == floats(train(ordinary))
     assert bits(a_model) == bits(ordinary)
-    assert not is_captured(a_model) and a_model._graphed.refusal
+    assert not is_captured(a_model) and refusal_of(a_model)
 
 
 def test_a_metric_that_python_counts_cannot_be_replayed():
@@ -304,9 +324,9 @@ def test_a_metric_that_python_counts_cannot_be_replayed():
     a_model = cerebro.torch.Model(
         net, optimizer=adam(net), loss=functional.cross_entropy, metrics={"n": count}, graph=True
     )
-    a_model._train = a_model._compile_graphed_step(Again())
+    a_model.capture(Again())
     train(a_model)
-    assert a_model._graphed.refusal == (
+    assert refusal_of(a_model) == (
         "it is not the ordinary step: the metric 'n' of the graph differs"
     )
 
@@ -318,7 +338,7 @@ def test_a_setting_that_changes_ends_the_graph():
     a_model, ordinary = model(Again(), sgd, cycle), model(None, sgd, cycle)
     assert floats(train(a_model)) == floats(train(ordinary))
     assert bits(a_model) == bits(ordinary)
-    assert "'momentum' changes while the model trains" in a_model._graphed.refusal
+    assert "'momentum' changes while the model trains" in refusal_of(a_model)
 
 
 def test_a_one_cycle_schedule_of_the_rate_alone_is_replayed():
@@ -352,10 +372,10 @@ def test_the_graph_is_captured_again_when_a_load_replaces_tensors():
     state = copy.deepcopy(ordinary.state_dict())
     a_model._optimizers[0].state.clear()
     a_model.load_state_dict(state)
-    before = recorder.warm_ups
+    before = recorder.captures
     assert floats(train(a_model)) == floats(train(ordinary))
     assert bits(a_model) == bits(ordinary)
-    assert recorder.warm_ups == before + WARM_UP + 1 and is_captured(a_model)
+    assert recorder.captures == before + 1 and is_captured(a_model)
 
 
 def test_an_optimizer_that_loads_by_itself_is_captured_again():
@@ -365,10 +385,10 @@ def test_an_optimizer_that_loads_by_itself_is_captured_again():
         train(one)
         (optimizer,) = one._optimizers
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    before = recorder.warm_ups
+    before = recorder.captures
     assert floats(train(a_model)) == floats(train(ordinary))
     assert bits(a_model) == bits(ordinary)
-    assert recorder.warm_ups == before + WARM_UP + 1 and is_captured(a_model)
+    assert recorder.captures == before + 1 and is_captured(a_model)
 
 
 def test_a_hop_changes_nothing():
@@ -388,7 +408,7 @@ def test_graph_has_no_effect_on_the_cpu():
     a_model = cerebro.torch.Model(
         net, optimizer=adam(net), loss=functional.cross_entropy, graph=True
     )
-    assert a_model._graphed is None
+    assert not is_captured(a_model)
     train(a_model)
     plain = network()
     other = cerebro.torch.Model(plain, optimizer=adam(plain), loss=functional.cross_entropy)
@@ -420,7 +440,8 @@ def test_no_garbage_is_collected_during_a_capture(monkeypatch, enabled, fails):
     monkeypatch.setattr(cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):  # with CUDA they are there
         monkeypatch.setattr(torch._C, name, None, raising=False)
-    monkeypatch.setattr(graph, "_streams", {})
+    monkeypatch.setattr(graph_recorder, "_streams", {})
+    monkeypatch.setattr(graph_recorder, "_pools", {})
     reserved = iter((5_000, 7_000))
     monkeypatch.setattr(cuda, "memory_reserved", lambda _: next(reserved))
     monkeypatch.setattr(cuda, "graph", lambda *_, **__: contextlib.nullcontext())
