@@ -188,6 +188,11 @@ def open_device(name: str) -> _core.Device:
     return opened
 
 
+def find_opened(name: str) -> _core.Device | None:
+    """Return a GPU that this process has opened, or None; see `open_device`."""
+    return open_device(name) if name in _opened else None
+
+
 def share_pool(name: str) -> None:
     """Take a GPU's memory from PyTorch's allocator, if PyTorch is already loaded.
 

@@ -165,8 +165,7 @@ class GraphedStep:
         graph = self._graphs.get(shape)
         if not self.is_alone or graph is None or graph.compared < COMPARED:
             return
-        if not graph.was_offered:
-            graph.was_offered = True
+        if graph.without_python is None and not graph.needs_python:
             graph.without_python = self._capturer.make_replay(graph, self.prepare)
         self.unit.offer(shape, graph.without_python)
 
@@ -280,8 +279,8 @@ class Graph:
     captured: Captured
     draws: bool  # random numbers, from PyTorch's generator
     compared: int = 0
-    was_offered: bool = False
-    without_python: Any = None  # the `_core.GraphReplay`, if the core can read it
+    without_python: Any = None  # the `_core.GraphReplay`
+    needs_python: bool = False  # the core cannot read it
 
     def replay(self, batch: Batch) -> Values:
         fill(self.static, batch)
@@ -357,7 +356,7 @@ class StepCapturer:
             return self._replay_again(batch, graph, values, before)
 
     def make_replay(self, graph: Graph, prepare: graph_replay.Prepare) -> Any:
-        """Return what the core replays instead of `graph`, or None if it cannot."""
+        """Return what the core replays instead of `graph`; None if it cannot, or not yet."""
         captured, device = graph.captured, _device_of(self._modules)
         # PyTorch's replay() does two things before the launch: it moves its generator on by the
         # numbers that the graph draws, and writes seed and offset where the graph's kernels read
@@ -371,6 +370,7 @@ class StepCapturer:
                 device, launch, graph.static, captured.values, self.rates.addresses(), prepare
             )
         except NeedsPython:
+            graph.needs_python = True
             return None
 
     def _replay_again(

@@ -26,6 +26,9 @@ from cerebro.torch.step_state import Values
 WAITS = "called a synchronizing"
 ABOUT_WATCHING = "Synchronization debug mode"
 
+CAN_LOOK = "_cuda_checkPoolLiveAllocations"
+"""The function of PyTorch that tells whether only the given tensors use memory of a pool."""
+
 _streams: dict[tuple[Any, int], Any] = {}
 """The capture stream by device and stream of replays. Models that replay on the same stream share
 it, because cuBLAS keeps a workspace of some MB for every stream. Models that replay on different
@@ -83,12 +86,9 @@ class Pool:
         Anything else is a tensor that the captured Python code has kept. It may be read later,
         after another graph of the pool has overwritten it.
         """
-        check = getattr(torch._C, "_cuda_checkPoolLiveAllocations", None)
-        if check is None:
-            return False
         everything = (captured, *self._alive)
         places = {t.untyped_storage().data_ptr() for one in everything for t in _tensors_in(one)}
-        return bool(check(device.index, self._handle, places))
+        return bool(vars(torch._C)[CAN_LOOK](device.index, self._handle, places))
 
 
 def _tensors_in(captured: Captured) -> Iterator[Any]:
@@ -147,13 +147,14 @@ class CudaRecorder:
 
     def capture(self, work: Callable[[], Any]) -> Captured:
         """Record `work` without running it on the device."""
-        pool = _pools.setdefault(self._key, Pool())
-        with pool.use() as handle:
-            captured = self._capture_into(handle, work)
-            if pool.holds_only_results(self._device, captured):
-                pool.add(captured)
-                return captured
-        del captured
+        if CAN_LOOK in vars(torch._C):
+            pool = _pools.setdefault(self._key, Pool())
+            with pool.use() as handle:
+                captured = self._capture_into(handle, work)
+                if pool.holds_only_results(self._device, captured):
+                    pool.add(captured)
+                    return captured
+            del captured
         return self._capture_into(torch.cuda.graph_pool_handle(), work)
 
     def bind(self, replay: Callable[[], None]) -> Callable[[], None]:

@@ -24,7 +24,7 @@ def make_replay(
     rates: Sequence[int],
     prepare: Prepare,
 ) -> Any:
-    """Return the `_core.GraphReplay` of a graph.
+    """Return the `_core.GraphReplay` of a graph, or None if no loader uses the device.
 
     `launch` is the address of the graph, or replays it. `static` and `values` are the graph's
     inputs and results, which must live as long as the result. Raise NeedsPython if one of them is
@@ -32,8 +32,11 @@ def make_replay(
     """
     if not _are_there(values, device):
         raise NeedsPython
+    opened = cuda.find_opened(str(device))
+    if opened is None:
+        return None
     return _core.GraphReplay(  # type: ignore[attr-defined]
-        device=cuda.open_device(str(device)),
+        device=opened,
         launch=launch,
         inputs=[describe_input(value) for value in static.values()],
         metrics=[describe_metric(name, value) for name, value in values.items()],

@@ -1,19 +1,11 @@
-"""Steps that are captured and replayed, with a recorder in the place of CUDA graphs.
-
-The recorder does the work again when it replays, into the tensors that the capture has returned,
-with the host's random numbers as they were when it captured: what Python decided stays decided.
-"""
+"""Steps that are captured and replayed, with a recorder in the place of CUDA graphs."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import gc
 import logging
 import random
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 import cerebro._core as _core
@@ -22,84 +14,36 @@ from cerebro.machine import generators
 
 torch = pytest.importorskip("torch")
 from captured import is_captured, refusal_of  # noqa: E402
+from graph_fakes import (  # noqa: E402
+    HELD,
+    Again,
+    Given,
+    Refuses,
+    adam,
+    batches,
+    drive,
+    floats,
+    model,
+    network,
+    rmsprop,
+    sgd,
+    train,
+)  # fmt: skip
 from torch.nn import functional  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
 import cerebro.torch  # noqa: E402
 from cerebro.report import findings  # noqa: E402
-from cerebro.torch import arguments, diagnosis, graph_recorder, graph_replay  # noqa: E402
+from cerebro.torch import arguments, diagnosis, graph_replay  # noqa: E402
 from cerebro.torch.graph import COMPARED, MOST_GRAPHS, WARM_UP  # noqa: E402
-from cerebro.torch.graph_recorder import Captured, CudaRecorder  # noqa: E402
+from cerebro.torch.graph_recorder import Captured  # noqa: E402
 
-ROWS, SHORT = 6, 4
-HELD = 12_345  # bytes of a recorded step
-BEFORE = WARM_UP + COMPARED
+BEFORE = WARM_UP + COMPARED  # batches of one shape, of which none is replayed without comparison
 
 
 @pytest.fixture(autouse=True)
 def core(monkeypatch):
-    """Stands for `_core.GraphReplay`, which needs a GPU: what the core would be given."""
     monkeypatch.setattr(graph_replay, "make_replay", Given)
-
-
-class Given:
-    """A graph as the core gets it."""
-
-    runs, failed = 0, False
-
-    def __init__(self, device, launch, static, values, rates, prepare):
-        self.launch, self.prepare, self.rates = launch, prepare, rates
-        self.inputs = [graph_replay.describe_input(value) for value in static.values()]
-        self.metrics = [graph_replay.describe_metric(*item) for item in values.items()]
-
-
-class Again:
-    """Stands for a recorder of CUDA graphs."""
-
-    def __init__(self):
-        self.replays = self.captures = 0
-
-    def warm(self, work):
-        return work()
-
-    def run_watched(self, work):
-        return self.warm(work), None
-
-    def capture(self, work):
-        self.captures += 1
-        host = random.getstate(), np.random.get_state()
-        static = work()
-
-        def replay():
-            self.replays += 1
-            now = random.getstate(), np.random.get_state()
-            random.setstate(host[0])
-            np.random.set_state(host[1])
-            for name, value in work().items():
-                fill(static[name], value)
-            random.setstate(now[0])
-            np.random.set_state(now[1])
-
-        return Captured(static, replay, HELD, None)
-
-    def bind(self, replay):
-        return replay
-
-
-def fill(static, value):
-    if isinstance(static, tuple):
-        for one, other in zip(static, value, strict=True):
-            fill(one, other)
-    elif isinstance(static, torch.Tensor):
-        static.copy_(value)
-
-
-class Refuses(Again):
-    """A device on which nothing can be captured."""
-
-    def capture(self, work):
-        work()
-        raise RuntimeError("operation not permitted when stream is capturing\nCUDA error")
 
 
 class Waits(Again):
@@ -128,72 +72,8 @@ class Wrong(Again):
         return Captured(captured.values, wrong, HELD, None)
 
 
-def network():
-    torch.manual_seed(1)
-    return torch.nn.Sequential(
-        torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Dropout(0.3),
-        torch.nn.Linear(8, 3),
-    )  # fmt: skip
-
-
-def accuracy(output, target):
-    return (output.argmax(1) == target).float().mean()
-
-
-def adam(net):
-    return torch.optim.Adam(net.parameters(), lr=0.01)
-
-
-def sgd(net):
-    return torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-
-
-def rmsprop(net):
-    return torch.optim.RMSprop(net.parameters(), lr=0.01)
-
-
-def model(recorder=None, optimizer=adam, schedule=None, **options):
-    """A model whose steps are recorded; by None: captured nowhere."""
-    net = options.pop("net", None) or network()
-    made = optimizer(net)
-    if schedule is not None:
-        options |= {"scheduler": schedule(made), "scheduler_step": "batch"}
-    result = cerebro.torch.Model(
-        net,
-        optimizer=made,
-        loss=functional.cross_entropy,
-        metrics={"accuracy": accuracy, "pair": lambda o, t: (accuracy(o, t), len(t))},
-        graph=True,
-        **options,
-    )
-    result.capture(Refuses() if recorder is None else recorder)
-    return result
-
-
-def batches(count=12, short=(7,)):
-    generator = torch.Generator().manual_seed(5)
-    return [
-        {
-            "x": torch.randn(SHORT if i in short else ROWS, 5, generator=generator),
-            "y": torch.randint(0, 3, (SHORT if i in short else ROWS,), generator=generator),
-        }
-        for i in range(count)
-    ]
-
-
-def train(a_model, some=None):
-    torch.manual_seed(3)
-    random.seed(3)
-    return [a_model.train_batch(batch) for batch in (some or batches())]
-
-
 def bits(a_model):
     return _core.hash_state(_core.pack_state([a_model.state_dict(), generators.capture(True)]))
-
-
-def floats(values):
-    return [{k: tuple(map(float, v)) if isinstance(v, tuple) else float(v) for k, v in one.items()}
-            for one in values]  # fmt: skip
 
 
 @pytest.mark.parametrize("optimizer", [adam, sgd, rmsprop])
@@ -229,13 +109,166 @@ def test_steps_of_adam_are_those_of_a_plain_loop():
         assert torch.equal(value, a_model.net.state_dict()[name]), name
 
 
-def test_short_batches_are_ordinary_steps():
+def of_sizes(*sizes):
+    generator = torch.Generator().manual_seed(5)
+    return [
+        {
+            "x": torch.randn(n, 5, generator=generator),
+            "y": torch.randint(3, (n,), generator=generator),
+        }
+        for n in sizes
+    ]
+
+
+def test_each_shape_of_batch_gets_its_own_graph():
     recorder = Again()
-    a_model = model(recorder)
-    train(a_model, batches(10, short=()))
-    replays = recorder.replays
-    train(a_model, batches(1, short=(0,)))
-    assert recorder.replays == replays and is_captured(a_model)
+    graphed, ordinary = model(recorder), model()
+    some = of_sizes(*[6, 4] * (BEFORE + 3))
+    assert floats(train(graphed, some)) == floats(train(ordinary, some))
+    assert bits(graphed) == bits(ordinary)
+    assert recorder.captures == 2 and recorder.replays == 2 * (1 + COMPARED + 3) - 2
+    assert graphed.held_bytes == 2 * HELD
+
+
+def test_further_shapes_take_ordinary_steps():
+    recorder = Again()
+    graphed, ordinary = model(recorder), model()
+    some = of_sizes(*[n for n in range(2, 4 + MOST_GRAPHS) for _ in range(WARM_UP + 2)])
+    assert floats(train(graphed, some)) == floats(train(ordinary, some))
+    assert bits(graphed) == bits(ordinary)
+    assert recorder.captures == MOST_GRAPHS and refusal_of(graphed) is None
+
+
+class Shared(Again):
+    """Graphs that share memory: each replay overwrites the results of all others."""
+
+    def __init__(self):
+        super().__init__()
+        self.results = []
+
+    def capture(self, work):
+        captured = super().capture(work)
+        self.results.append(captured)
+
+        def replay():
+            for other in self.results:
+                for value in other.values.values() if other is not captured else ():
+                    for tensor in value if isinstance(value, tuple) else (value,):
+                        if isinstance(tensor, torch.Tensor):
+                            tensor.fill_(float("nan"))
+            again()
+
+        again, captured.replay = captured.replay, replay
+        self.handles[captured.handle] = replay
+        return captured
+
+
+@pytest.mark.parametrize("run", [train, lambda *a: drive(*a)[0]], ids=["Python", "the core"])
+def test_results_are_read_before_another_graph_overwrites_them(run):
+    graphed, ordinary = model(Shared()), model()
+    some = of_sizes(*[6, 4] * (BEFORE + 3))
+    for _ in range(2):
+        torch.manual_seed(3)
+        found = floats(run(graphed, some))
+        torch.manual_seed(3)
+        assert found == floats(run(ordinary, some))
+        assert floats(measure(graphed, some)) == floats(measure(ordinary, some))
+    assert bits(graphed) == bits(ordinary)
+    assert is_captured(graphed) and is_captured(graphed, training=False)
+
+
+# --- evaluation --------------------------------------------------------------------
+
+
+def measure(a_model, some=None):
+    return [a_model.eval_batch(batch) for batch in some or batches()]
+
+
+def test_evaluation_is_captured_and_compared():
+    recorder = Again()
+    graphed, ordinary = model(recorder), model()
+    before = bits(graphed)
+    assert floats(measure(graphed)) == floats(measure(ordinary))
+    assert bits(graphed) == bits(ordinary) == before
+    assert recorder.replays == 12 - 1 - WARM_UP
+    assert is_captured(graphed, training=False) and not is_captured(graphed)
+    train(graphed), train(ordinary)
+    assert floats(measure(graphed)) == floats(measure(ordinary))
+    assert graphed.held_bytes == 2 * HELD
+
+
+def test_an_evaluation_by_a_graph_that_differs_is_ordinary(caplog):
+    class Off(Again):
+        def capture(self, work):
+            captured = super().capture(work)
+            replay = captured.replay
+            captured.replay = lambda: (replay(), captured.values["loss"].add_(1e-6))
+            return captured
+
+    graphed, ordinary = model(Off()), model()
+    with caplog.at_level(logging.INFO, "cerebro.torch"):
+        assert floats(measure(graphed)) == floats(measure(ordinary))
+    assert "the evaluation is not replayed as a CUDA graph" in caplog.text
+    assert refusal_of(graphed, training=False) == (
+        "it is not the ordinary step: the metric 'loss' of the graph differs"
+    )
+    assert refusal_of(graphed) is None
+
+
+class Counts(torch.nn.Linear):
+    """Counts batches, in evaluation too, and keeps what it has seen last."""
+
+    def __init__(self):
+        super().__init__(5, 3)
+        self.register_buffer("count", torch.zeros(()))
+        self.last = None
+
+    def forward(self, x):
+        self.count.add_(1)
+        self.last = super().forward(x)
+        return self.last
+
+
+def test_an_evaluation_that_changes_the_state_is_not_captured():
+    graphed, ordinary = (model(r, net=Counts()) for r in (Again(), None))
+    for one in (graphed, ordinary):
+        with torch.no_grad():
+            one.net.weight.fill_(0.1), one.net.bias.zero_()
+    assert floats(measure(graphed)) == floats(measure(ordinary))
+    assert float(graphed.net.count) == 12
+    assert refusal_of(graphed, training=False) == "it changes count"
+
+
+def test_a_tensor_that_a_module_keeps_is_not_one_of_the_capture():
+    """It would have no values before the first replay, and lie in memory that graphs share."""
+
+    class Looks(Again):
+        def capture(self, work):
+            before = a_model.net.last
+            captured = super().capture(work)
+            assert a_model.net.last is before
+            return captured
+
+    a_model = model(Looks(), net=Counts())
+    train(a_model)
+    assert is_captured(a_model)
+
+
+def test_a_layer_that_is_frozen_between_units_is_captured_again():
+    recorder = Again()
+    graphed, ordinary = model(recorder), model()
+    for _ in range(2):
+        torch.manual_seed(3)
+        found, _ = drive(graphed, batches())
+        torch.manual_seed(3)
+        assert found == drive(ordinary, batches())[0]
+        for one in (graphed, ordinary):
+            one.net[0].weight.requires_grad = False
+    assert bits(graphed) == bits(ordinary)
+    assert recorder.captures == 2 and is_captured(graphed)
+
+
+# --- what is given up --------------------------------------------------------------
 
 
 def test_the_learning_rate_in_the_state_is_a_float():
@@ -428,42 +461,6 @@ def test_a_state_of_a_gpu_trains_on_the_cpu():
     train(a_model)
     (group,) = a_model.state_dict()["optimizer"]["param_groups"]
     assert not group["capturable"] and not group["fused"]
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-@pytest.mark.parametrize("fails", [False, True])
-def test_no_garbage_is_collected_during_a_capture(monkeypatch, enabled, fails):
-    """It may hold an older graph, whose end on a GPU makes the capture invalid."""
-    cuda = torch.cuda
-    for name in ("CUDAGraph", "graph_pool_handle", "synchronize", "set_stream", "Stream"):
-        monkeypatch.setattr(cuda, name, lambda *_: SimpleNamespace(replay=None))
-    monkeypatch.setattr(cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
-    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):  # with CUDA they are there
-        monkeypatch.setattr(torch._C, name, None, raising=False)
-    monkeypatch.setattr(graph_recorder, "_streams", {})
-    monkeypatch.setattr(graph_recorder, "_pools", {})
-    reserved = iter((5_000, 7_000))
-    monkeypatch.setattr(cuda, "memory_reserved", lambda _: next(reserved))
-    monkeypatch.setattr(cuda, "graph", lambda *_, **__: contextlib.nullcontext())
-    seen = []
-
-    def work():
-        seen.append(gc.isenabled())
-        if fails:
-            raise ValueError("in a step")
-        return {}
-
-    monkeypatch.setattr(torch, "zeros", lambda *_, **__: seen.append(gc.isenabled()))
-    before = gc.isenabled()
-    try:
-        (gc.enable if enabled else gc.disable)()
-        with pytest.raises(ValueError, match="in a step") if fails else contextlib.nullcontext():
-            _, _, held = CudaRecorder(torch.device("cpu")).capture(work)
-            assert held == 2_000
-        assert gc.isenabled() is enabled
-    finally:
-        (gc.enable if before else gc.disable)()
-    assert seen == [False] * (1 + fails)
 
 
 def test_graph_memory_counts_as_held_bytes():
