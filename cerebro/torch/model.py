@@ -119,8 +119,10 @@ class Model(TorchModel):
         that the Python code of the step (of the network, loss and metrics) does the same for every
         batch. The promise is checked on the first batches and after every unit. If the step cannot
         be recorded, the trial's log gives the reason. Not supported with ``amp="fp16"``. On a GPU,
-        the step is captured as a CUDA graph, which saves the time to launch its kernels one by one.
-        The optimizers then have ``capturable=True``, even if the step is not replayed, and
+        the steps of training and evaluation are captured as CUDA graphs, one for each of up to four
+        shapes of batches, which saves the time to launch their kernels one by one. The optimizers
+        then have ``capturable=True`` (SGD: ``fused=True``) and read learning rates in single
+        precision, even if no step is replayed, so that states differ from those of ``graph=False``;
         `accumulate` is rejected.
 
         False: ordinary steps, all of them PyTorch's own.
