@@ -78,6 +78,7 @@ class GraphedStep:
         self.is_alone = is_alone
         self._seen: Counter[Any] = Counter()
         self._graphs: dict[Any, Graph] = {}
+        self._offered: set[Any] = set()  # the shapes, since the last check was requested
         self._is_steady = False  # within a unit whose batches change no setting
         self._is_checked = False  # nothing can have changed since the last check
         self.unit = UnitReplays()
@@ -116,8 +117,9 @@ class GraphedStep:
 
     def request_check(self) -> None:
         """Check the tensors' addresses before the next replay: after loading a state, or a unit."""
-        self.unit.take_back()
+        self._take_back()
         self._basis.request_check()
+        self._rates.forget_filled()
         self._is_checked = False
 
     def refuse(self, reason: str) -> None:
@@ -163,9 +165,10 @@ class GraphedStep:
     def _offer(self, shape: Any) -> None:
         """Let the core replay further steps like this one, once its graph has been compared."""
         graph = self._graphs.get(shape)
-        if not self.is_alone or graph is None or graph.compared < COMPARED:
+        if shape in self._offered or graph is None or graph.compared < COMPARED:
             return
-        if graph.without_python is None and not graph.needs_python:
+        self._offered.add(shape)
+        if self.is_alone and graph.without_python is None:
             graph.without_python = self._capturer.make_replay(graph, self.prepare)
         self.unit.offer(shape, graph.without_python)
 
@@ -215,8 +218,12 @@ class GraphedStep:
         text = "graph=True: the %s is not replayed as a CUDA graph: %s"
         log.log(level, text, self._what, reason)
 
-    def _forget(self) -> None:
+    def _take_back(self) -> None:
         self.unit.take_back()
+        self._offered.clear()
+
+    def _forget(self) -> None:
+        self._take_back()
         self._graphs.clear()
         self._seen.clear()
         self._capturer.forget()
@@ -280,7 +287,6 @@ class Graph:
     draws: bool  # random numbers, from PyTorch's generator
     compared: int = 0
     without_python: Any = None  # the `_core.GraphReplay`
-    needs_python: bool = False  # the core cannot read it
 
     def replay(self, batch: Batch) -> Values:
         fill(self.static, batch)
@@ -370,7 +376,6 @@ class StepCapturer:
                 device, launch, graph.static, captured.values, self.rates.addresses(), prepare
             )
         except NeedsPython:
-            graph.needs_python = True
             return None
 
     def _replay_again(

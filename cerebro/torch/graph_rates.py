@@ -33,7 +33,7 @@ class Rates:
             if number not in self._tensors:
                 device = groups_of(self._optimizers)[number]["params"][0].device
                 self._tensors[number] = torch.tensor(float(rate), device=device)
-            elif self._filled[number] != rate:
+            elif self._filled.get(number) != rate:
                 self._tensors[number].fill_(float(rate))
             self._filled[number] = rate
 
@@ -61,6 +61,10 @@ class Rates:
     def note_filled(self, rates: Sequence[float]) -> None:
         """Note that something else will have filled the tensors, with rates as :meth:`read` has."""
         self._filled.update(zip((number for number, _ in self._list()), rates, strict=True))
+
+    def forget_filled(self) -> None:
+        """Fill all tensors the next time: a run that was to fill them may have ended early."""
+        self._filled.clear()
 
     def _list(self) -> list[tuple[int, Any]]:
         """Return the numbers of the groups whose rate is a number, and the rates."""

@@ -13,10 +13,13 @@ from captured import is_captured, refusal_of
 
 import cerebro
 import cerebro._core as _core
+import cerebro.data
+from cerebro.data.batches import make_loader
 from cerebro.machine import devices, generators
 from cerebro.machine.flags import compute_settings
+from cerebro.torch.graph import COMPARED, WARM_UP
 from cerebro.torch.graph_recorder import CudaRecorder
-from cerebro.worker.evaluate import run_batches
+from cerebro.worker.evaluate import replay_recorded_steps, run_batches
 from cerebro.worker.gpu import StateArena
 
 torch = pytest.importorskip("torch")
@@ -286,6 +289,154 @@ def test_collecting_an_older_graph_during_a_capture_changes_nothing():
     assert len(captures) == 1 and captures[0]() is None
     assert packed(graphed) == packed(plain)
     assert is_captured(graphed), refusal_of(graphed)
+
+
+def of_sizes(*sizes):
+    generator = torch.Generator().manual_seed(5)
+    return [
+        {"x": torch.randn(n, 3, 8, 8, generator=generator), "y": torch.arange(n) % 5} for n in sizes
+    ]
+
+
+def evaluate(a_model, some):
+    return [{k: float(v) for k, v in a_model.eval_batch(batch).items()} for batch in some]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_each_shape_of_batch_has_a_graph(optimizer):
+    graphed, plain = model(optimizer, graph=True), model(optimizer, graph=True)
+    plain.capture(Never())
+    some = of_sizes(*[16, 15, 7] * (WARM_UP + COMPARED + 4))
+    assert train(graphed, some) == train(plain, some)
+    assert packed(graphed) == packed(plain)
+    assert graphed._recorded[0].replays == 3 * 4, refusal_of(graphed)
+
+
+def test_evaluation_is_captured_and_changes_nothing():
+    graphed, plain = model(graph=True), model(graph=True)
+    plain.capture(Never())
+    some = of_sizes(*[16, 15] * (WARM_UP + COMPARED + 4))
+    for _ in range(2):
+        before = packed(graphed)
+        assert evaluate(graphed, some) == evaluate(plain, some)
+        assert packed(graphed) == before
+        assert train(graphed) == train(plain)
+    assert packed(graphed) == packed(plain)
+    assert graphed._recorded[1].replays > 0, refusal_of(graphed, training=False)
+
+
+def test_graphs_that_share_memory_do_not_disturb_each_other():
+    """Several models, shapes, training and evaluation, in turn on one stream."""
+    kinds = ("adam", "sgd", "adamw")
+    some = of_sizes(*[16, 9] * (WARM_UP + COMPARED + 6))
+    expected = []
+    for kind in kinds:
+        plain = model(kind, graph=True)
+        plain.capture(Never())
+        expected.append([(train(plain, [b]), evaluate(plain, [b])) for b in some])
+    models = [model(kind, graph=True) for kind in kinds]
+    found = [[] for _ in kinds]
+    for batch in some:
+        for one, values in zip(models, found, strict=True):
+            values.append((train(one, [batch]), evaluate(one, [batch])))
+    assert found == expected
+    for one in models:
+        assert is_captured(one) and is_captured(one, training=False)
+
+
+def test_memory_of_dropped_models_is_used_again():
+    def captured(n=1):
+        models = [model(graph=True) for _ in range(n)]
+        for one in models:
+            train(one)
+            assert is_captured(one), refusal_of(one)
+        return models
+
+    def reserved():
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved()
+
+    captured()
+    first = reserved()
+    for _ in range(3):
+        kept = captured(3)
+        plain, graphed = model(graph=True), kept[1]
+        plain.capture(Never())
+        assert train(graphed) is not None  # the pool's first graphs are still there
+        del kept, graphed, plain
+        assert reserved() <= first + 2**22
+
+
+class Caches(torch.nn.Linear):
+    """Makes a mask when the number of rows changes, and keeps it."""
+
+    mask = None
+
+    def forward(self, x):
+        if self.mask is None or len(self.mask) != len(x):
+            self.mask = torch.arange(len(x), device=x.device)[:, None] % 2 + 0.5
+        return super().forward(x) * self.mask
+
+
+def test_a_tensor_that_a_module_keeps_does_not_lie_in_shared_memory():
+    def made():
+        with devices.set_build_device(GPU):
+            torch.manual_seed(1)
+            net = torch.nn.Sequential(torch.nn.Flatten(), Caches(192, 5))
+            optimizer = torch.optim.Adam(net.parameters())
+            return cerebro.torch.Model(
+                net, optimizer=optimizer, loss=functional.cross_entropy, graph=True
+            )
+
+    graphed, plain, other = made(), made(), model(graph=True)
+    plain.capture(Never())
+    some = of_sizes(*[16, 9] * (WARM_UP + COMPARED + 6))
+    for batch in some:
+        assert train(graphed, [batch]) == train(plain, [batch])
+        train(other, [batch])
+        assert evaluate(graphed, [batch]) == evaluate(plain, [batch])
+    assert packed(graphed) == packed(plain)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3], ids=["by its address", "by PyTorch"])
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_the_core_replays_a_unit_with_the_bits_of_steps(tmp_path, dropout, scheduled):
+    def one_cycle(made):
+        return lr_scheduler.OneCycleLR(made, 0.1, total_steps=400, cycle_momentum=False)
+
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(400, 3, 8, 8)).astype(np.float32), np.arange(400) % 5
+    data = cerebro.data.shard({"x": x, "y": y}, tmp_path / "d", shards=2)
+
+    def made():
+        a_model = model(schedule=one_cycle if scheduled else None, graph=True)
+        a_model.net[4].p = dropout
+        return a_model
+
+    def run(a_model, epoch, training):
+        loader = make_loader(data, 17, seed=5, shuffle="rows" if training else False, device=GPU)
+        loader.begin([[0, 1]], epoch)
+        step = a_model.train_batch if training else a_model.eval_batch
+        with replay_recorded_steps(a_model, training=training):
+            result = run_batches(loader, step, device=GPU)
+        if training:
+            a_model.end_unit()
+        return result.sums
+
+    graphed, plain = made(), made()
+    plain.capture(Never())
+    for epoch in range(4):
+        for training in (True, False):
+            torch.manual_seed(epoch)
+            found = run(graphed, epoch, training)
+            torch.manual_seed(epoch)
+            assert found == run(plain, epoch, training)
+        assert packed(graphed) == packed(plain)
+    assert is_captured(graphed) and is_captured(graphed, training=False)
+    given = graphed.replays_for(graphed.eval_batch)
+    graphed.begin_recorded_unit(training=False)
+    assert given, "the core was given no graph"
 
 
 # --- states and metrics --------------------------------------------------------------

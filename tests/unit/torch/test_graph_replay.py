@@ -170,6 +170,23 @@ def test_rates_that_do_not_change_are_not_given():
     assert replay.prepare(N) is None and replay.prepare(1) is None
 
 
+def test_a_run_that_ends_early_leaves_no_wrong_rate():
+    """The core has set the rates of some batches only; then a state is loaded."""
+    graphed, ordinary = (model(r, adam, SCHEDULES["lambda"]) for r in (Again(), None))
+    first, rest = batches(BEFORE, short=()), batches(N, short=())
+    drive(graphed, first)
+    state = copy.deepcopy(graphed.state_dict())
+    (replay,) = ready(graphed)
+    assert len(replay.prepare(N)) == N  # and nothing runs
+    last = graphed._optimizers[0].param_groups[0]["lr"]
+    for one in (graphed, ordinary):
+        one.load_state_dict(state)
+        torch.manual_seed(3)
+        drive(one, rest)
+    assert bits(graphed) == bits(ordinary) and is_captured(graphed)
+    assert last != state["optimizer"]["param_groups"][0]["lr"]
+
+
 # --- what the core is given --------------------------------------------------------
 
 
