@@ -81,6 +81,7 @@ class GraphedStep:
         self._offered: set[Any] = set()  # the shapes, since the last check was requested
         self._is_steady = False  # within a unit whose batches change no setting
         self._is_checked = False  # nothing can have changed since the last check
+        self._prepare = self.prepare  # one object: the core tells by it what belongs together
         self.unit = UnitReplays()
         self.refusal: str | None = None  # why all further steps are ordinary
 
@@ -169,7 +170,7 @@ class GraphedStep:
             return
         self._offered.add(shape)
         if self.is_alone and graph.without_python is None:
-            graph.without_python = self._capturer.make_replay(graph, self.prepare)
+            graph.without_python = self._capturer.make_replay(graph, self._prepare)
         self.unit.offer(shape, graph.without_python)
 
     # --- what may be replayed ----------------------------------------------

@@ -287,6 +287,18 @@ def test_a_graph_that_draws_is_replayed_by_pytorch(dropout, tells):
     assert callable(evaluation.launch) == (not tells)
 
 
+def test_graphs_of_one_step_belong_together():
+    a_model = model(Again(), adam, SCHEDULES["step"])
+    for _ in range(3):
+        drive(a_model, batches(N, short=(2, 7)))
+    one, two = ready(a_model)
+    assert one.prepare is two.prepare and one.rates == two.rates and len(one.rates) == 1
+    assert [name for name, _, _ in one.metrics] == [name for name, _, _ in two.metrics]
+    drive(a_model, batches(N, short=()), training=False)
+    (other,) = ready(a_model, training=False)
+    assert other.prepare is not one.prepare and other.rates == []
+
+
 def test_inputs_and_metrics_have_the_order_of_the_batch_and_the_step():
     a_model = model(Again())
     some = [{"y": batch["y"], "x": batch["x"]} for batch in batches(N, short=())]
