@@ -496,8 +496,7 @@ def measure_on_gpu(
         return None
     for _ in range(MEASURED_STEPS):  # these include the capture and its comparison
         graphed.train_batch(dict(batch))
-    steps = graphed._graphed
-    if steps is None or steps.refusal is not None:
+    if not graphed.replays:
         return None
     replayed, _ = _time_steps_on_gpu(graphed, batch, MEASURED_STEPS)
     return ordinary, replayed

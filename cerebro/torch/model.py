@@ -420,7 +420,7 @@ class Model(TorchModel):
     @property
     def replays_graphs(self) -> bool:
         """Whether training replays its steps as CUDA graphs."""
-        return self._graphed is not None
+        return bool(self._recorded) and self._network.device.type == "cuda"
 
     @property
     def held_bytes(self) -> int:
