@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -65,6 +65,37 @@ class Info:
     data: Any = None
     fold: int | None = None
     steps: Sequence[int] = ()
+    sharing: Any = field(default=None, repr=False, compare=False)  # what `shared` asks
+
+    def shared(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return ``make()``, which is called once per process for all models of a run.
+
+        A `torch.nn.Module`, such as a pretrained network, is frozen (``requires_grad_(False)``).
+        Each call returns another module with the same tensors as parameters and buffers of its
+        own, so PEFT may change its structure. Any other value is the same object each time, and
+        must not be changed.
+
+        Parameters
+        ----------
+        name
+            The value's name in the run. The first `make` of a name counts.
+        make
+            A function without arguments that always makes the same value, and does not depend on
+            the trial. It has random numbers of its own, from the run's seed and `name`. Outside of
+            a search, as in `cerebro.Trial.load`, it is called each time.
+
+        Raises
+        ------
+        InputError
+            An argument has the wrong type, or the module cannot be copied.
+        """
+        if not isinstance(name, str):
+            raise InputError(f"info.shared: name must be a str, not {name!r}")
+        if not callable(make):
+            raise InputError(
+                f"info.shared: make must be a function without arguments, not {make!r}"
+            )
+        return make() if self.sharing is None else self.sharing.make(name, make)
 
     def num_classes(self, column: str = "y") -> int:
         """Return the number of classes of a label column, with or without class names.

@@ -29,7 +29,7 @@ from cerebro.run.owner import NoLocksError, Owner, owner_of
 from cerebro.run.recipe import Recipe
 from cerebro.run.records import ENDED
 from cerebro.run.settings import Settings
-from cerebro.run.states import CLAIM, read_claimant, remove_unneeded
+from cerebro.run.states import CLAIM, read_claimant, remove_frozen, remove_unneeded
 from cerebro.run.store import FILE, PARTS, Store, default_run_path, read_meta, reader, unused_folder
 
 
@@ -159,6 +159,7 @@ def run_record(settings: Settings) -> dict[str, Any]:
 
 def sweep_states(run: Path, state_dir: Path) -> list[str]:
     """Delete the state files that a closed run does not need; return their names."""
+    remove_frozen(state_dir)
     with reader(run) as connection:
         sql = "SELECT state_file FROM epochs WHERE state_file IS NOT NULL"
         named = {name for (name,) in connection.execute(sql)}

@@ -5,6 +5,7 @@
                                    is the one in its name
 3.a, 3.b, 3.slots                  the slots of trial 3
 3.moving.a, 3.moving.slots         slots on their way to a new process
+HASH.frozen                        frozen weights that the workers share while the run is open
 .mirror-XXXXXXXX/                  second names of states that are being uploaded
 
 A kept state is deleted only after no row of the store names it, slots when their trial has
@@ -34,6 +35,8 @@ _KEPT = re.compile(
 )
 
 _SLOTS = re.compile(r"(\d+)(?:\.moving)?\.(?:a|b|slots)", re.ASCII)
+
+_FROZEN = re.compile(r"[0-9a-f]{32}\.frozen(?:\.\d+-\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,16 @@ def remove_unneeded(
                 remove_state(file.path)
                 removed.append(name)
     return sorted(removed)
+
+
+def remove_frozen(state_dir: Path) -> None:
+    """Delete frozen weights, and what killed workers have left of them. No worker may be at work.
+
+    A worker that needs them writes them again.
+    """
+    for file in state_dir.glob("*.frozen*"):
+        if _FROZEN.fullmatch(file.name):
+            remove_state(file)
 
 
 def remove_held(epoch_dir: Path) -> None:

@@ -286,8 +286,9 @@ class Model(TorchModel):
         return self._updates.accumulate
 
     def bind_info(self, info: Any) -> None:
-        """Check the weights of the training data; note which parameters `build` has frozen."""
+        """Check the weights of the training data; note and share what `build` has frozen."""
         self._network.note_flags()
+        self._network.share_frozen(getattr(info.sharing, "weights", None))
         weight = self._objective.weight
         if weight is not None and isinstance(info.data, Dataset):
             check_column(info.data, weight)
@@ -334,6 +335,8 @@ class Model(TorchModel):
         update has about `accumulate` batches. Without this call it has as many, and the last one of
         a unit what is left.
         """
+        if self._network.own_trained() and self._graphed is not None:
+            self._graphed.request_check()
         if self._network.add_new_parameters():
             for recorded in self._recorded:
                 recorded.refuse("layers were added in training")

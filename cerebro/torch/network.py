@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from cerebro.data.depots import move_batch
 from cerebro.errors import InputError
 from cerebro.model import BaseModel, Batch, Part, is_joinable
+from cerebro.torch.frozen import FrozenTensor, FrozenWeights, find_shared, make_own
 from cerebro.torch.optimizer_step import groups_of
 from cerebro.torch.parameter_order import ParameterNames, in_fixed_order, in_own_order, split_state
 from cerebro.torch.state import (
@@ -38,9 +39,8 @@ class Network(Part):
         self.names = ParameterNames(net, loss)
         self._built_with = len(self._parameters)  # those of layers added in training follow these
         self._is_partial = is_partial
-        # The size of the state tells how much memory a model uses, but these are not in the state.
-        frozen = [*net.buffers(), *(p for p in net.parameters() if not p.requires_grad)]
-        self.frozen_bytes: int = sum(t.nbytes for t in frozen) if is_partial else 0
+        self._shared: list[tuple[str, Any, FrozenTensor]] = []  # the names and parameters
+        self.frozen_bytes = self._count_frozen_bytes()
         parts = net.modules() if net.training else ()
         self._keep_evaluating = [part for part in parts if not part.training]
         self._trained_as_built: list[tuple[str, Any, bool]] = []  # known after build
@@ -63,6 +63,55 @@ class Network(Part):
     def note_flags(self) -> None:
         """Note which parameters `build` has frozen."""
         self._trained_as_built = [(n, p, p.requires_grad) for n, p in self.net.named_parameters()]
+
+    def share_frozen(self, weights: FrozenWeights | None) -> None:
+        """Share the frozen parameters that states leave out, and nothing else, with other models.
+
+        `weights` are those that the models of a process share; None: share nothing.
+        """
+        named = [*self.net.named_parameters()]
+        kept = [p for name, p in named if self._is_partial and not p.requires_grad]
+        ids = {id(parameter) for parameter in kept}
+        others = [p for part in self.parts for p in (*part.parameters(), *part.buffers())]
+        others = [tensor for tensor in others if id(tensor) not in ids]
+        for tensor in others:
+            if find_shared(tensor) is not None:
+                make_own(tensor)
+        moving = {tensor.untyped_storage().data_ptr() for tensor in others}
+        # On a GPU, the weights of a recurrent layer are views of one tensor that the layer has.
+        layers = self.net.modules() if self._is_on_gpu else ()
+        moving |= {
+            p.untyped_storage().data_ptr()
+            for layer in layers
+            if isinstance(layer, torch.nn.RNNBase)
+            for p in layer.parameters()
+        }
+        for name, parameter in named if weights is not None else ():
+            is_alone = parameter.untyped_storage().data_ptr() not in moving
+            if id(parameter) in ids and is_alone:
+                shared = weights.share(parameter, name)  # type: ignore[union-attr]
+                if shared is not None:
+                    self._shared.append((name, parameter, shared))
+        self.frozen_bytes = self._count_frozen_bytes()
+
+    def own_trained(self, loaded: Collection[str] = ()) -> bool:
+        """Copy shared parameters that are unfrozen or `loaded`; return whether there are any."""
+        gone = [item for item in self._shared if item[1].requires_grad or item[0] in loaded]
+        for item in gone:
+            self._shared.remove(item)
+            if find_shared(item[1]) is not None:
+                make_own(item[1])
+        if gone:
+            self.frozen_bytes = self._count_frozen_bytes()
+        return bool(gone)
+
+    def _count_frozen_bytes(self) -> int:
+        """Return the bytes that only this model uses and that the state leaves out, and buffers."""
+        if not self._is_partial:
+            return 0
+        shared = {id(parameter) for _, parameter, _ in self._shared}
+        frozen = (p for p in self.net.parameters() if not p.requires_grad and id(p) not in shared)
+        return sum(tensor.nbytes for tensor in (*self.net.buffers(), *frozen))
 
     def add_new_parameters(self) -> bool:
         """Note new parameters in the order of their names; return whether there are any."""
@@ -102,6 +151,8 @@ class Network(Part):
         net = dict(self.net.state_dict())
         if not self._is_partial:
             return {"net": net}
+        if self.own_trained():
+            net = dict(self.net.state_dict())
         for name in frozen_names(self.net):
             net.pop(name, None)
         return {"net": net, "partial": True}  # for code that reads states without the model
@@ -126,6 +177,7 @@ class Network(Part):
         changed = state.get("requires_grad", {})
         for name, parameter, built in self._trained_as_built:
             parameter.requires_grad = changed.get(name, built)
+        self.own_trained(state["net"])
         load_net(self.net, state["net"], partial=self._is_partial)
 
     def load_rest(self, state: Mapping[str, Any]) -> None:
@@ -238,6 +290,10 @@ def place(net: Any, optimizers: Sequence[Any], others: Iterable[Any], device: st
     parameters = list(net.parameters())
     if any(parameter.device.type != "cpu" for parameter in parameters):
         return
+    for parameter in parameters:
+        shared = find_shared(parameter)
+        if shared is not None and not parameter.requires_grad:
+            shared.weights.move(parameter, shared, torch.device(device))
     net.to(device)
     for other in others:
         if isinstance(other, torch.nn.Module):

@@ -89,7 +89,16 @@ def _try_model(runner: UnitRunner, task: CheckTask, not_exact: set[str]) -> Chec
             model = runner.build(task.number, task.config).model
             facts = ModelFacts(is_cpu_only(model), hash_parameter_order(model))
             return CheckDone(runner.worker, (), model=facts)
-        return check_hop(runner, task.config, not_exact, thorough=task.thorough)
+        try:
+            done = check_hop(runner, task.config, not_exact, thorough=task.thorough)
+        except Exception:
+            if not runner.sharing.find_written():
+                raise
+        else:
+            if not runner.sharing.find_written():
+                return done
+        with runner.share_nothing():  # the models compared have written to each other's weights
+            return check_hop(runner, task.config, not_exact, thorough=task.thorough)
 
     try:
         with runner.use_settings(not_exact, strict=True):

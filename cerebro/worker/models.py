@@ -36,6 +36,7 @@ from cerebro.worker.evaluate import convert_metrics
 from cerebro.worker.gpu import StateArena
 from cerebro.worker.messages import MAX_LIVE_MODELS, MAX_LIVE_MODELS_ON_GPU, RunContext
 from cerebro.worker.read_names import Reads
+from cerebro.worker.sharing import Sharing, Unshared
 from cerebro.worker.trial_state import EpochProgress
 from cerebro.worker.user_errors import describe
 
@@ -82,6 +83,7 @@ class LiveModel:
     """The settings of PyTorch, Keras and JAX that ``build`` left; the model computes with them."""
     structure: Structure | None = None  # of a state that a model just built can load
     own_numbers: OwnNumbers | None = None  # as ``build`` made them, in a worker
+    writes: int = 0  # `Sharing.writes` when the model was built
 
     @property
     def held_bytes(self) -> int:
@@ -92,9 +94,10 @@ class LiveModel:
 class LiveModels(dict[int, LiveModel]):
     """The models that a worker keeps between units, the least recently used first."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: RunContext, sharing: Sharing) -> None:
         super().__init__()
         self._context = context
+        self._sharing = sharing
         self._untold: set[int] = set()  # trials whose models were dropped for another worker's unit
 
     def drop(self, trial: int) -> None:
@@ -115,7 +118,8 @@ class LiveModels(dict[int, LiveModel]):
         limit = context.limits.live_models
         if limit is None:
             most = MAX_LIVE_MODELS_ON_GPU if is_gpu(context.device) else MAX_LIVE_MODELS
-            limit = max(1, min(most, context.share.live_bytes // self[current].held_bytes))
+            room = context.share.live_bytes - self._sharing.nbytes
+            limit = max(1, min(most, room // self[current].held_bytes))
         while len(self) > limit:
             gone.append(next(iter(self)))
             self.drop(gone[-1])
@@ -222,6 +226,7 @@ def make_info(
     cut: Cut,
     fold: int | None = None,
     device: str = "cpu",
+    sharing: Unshared | None = None,
 ) -> Info:
     """Return a trial's `Info` for ``build``; its steps count the batches of `order`."""
     steps = order.steps_of(epochs, cut)
@@ -243,6 +248,7 @@ def make_info(
         data=data,
         fold=fold,
         steps=() if len(set(steps)) == 1 else tuple(steps),
+        sharing=sharing or Unshared(order.seed),
     )
 
 
@@ -304,7 +310,7 @@ def describe_left_out(unfit: Iterable[str], data: Dataset) -> str:
     if not names:
         return ""
     return (
-        f"its batches lack the column(s) {_join_names(names)}, whose categories are not those of "
+        f"its batches lack the column(s) {join_names(names)}, whose categories are not those of "
         "the training data: if the model reads them, write all rows as one dataset and split that; "
         "if not, set columns_read of the model to the columns that it reads"
     )
@@ -314,10 +320,10 @@ def hint_at_unfit(unfit: Mapping[str, str]) -> str:
     """Return what to add to any error of a model whose batches lack columns; "" if none do."""
     if not unfit:
         return ""
-    return f"; its batches lack the column(s) {_join_names(unfit)}: {next(iter(unfit.values()))}"
+    return f"; its batches lack the column(s) {join_names(unfit)}: {next(iter(unfit.values()))}"
 
 
-def _join_names(columns: Iterable[str]) -> str:
+def join_names(columns: Iterable[str]) -> str:
     names = [*map(repr, columns)]
     more = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -66,6 +66,7 @@ from cerebro.worker.messages import (
 )
 from cerebro.worker.models import DROPPED, LiveModel, LiveModels
 from cerebro.worker.read_names import ReadNames, Reads
+from cerebro.worker.sharing import SharedWeightsWritten, Sharing, Unshared
 from cerebro.worker.trial_state import TrialSlots
 from cerebro.worker.trial_warnings import Watch, measure_growth, warn
 
@@ -96,6 +97,7 @@ class TrialNotes:
 
     is_ordinary: bool = False  # a recorded step gave wrong results: the trial takes ordinary ones
     is_inexact: bool = False  # whether the trial has operations that are not deterministic
+    shares: bool = True  # False: it has written to shared weights, and has its own now
     tries: int = 0  # how many states of a new structure have been tried
     examined: dict[str, list[int]] = field(default_factory=dict)
     """By path, the positions of looks; see `cerebro.worker.lost_numbers`."""
@@ -122,7 +124,10 @@ class UnitRunner:
     ) -> None:
         self.context = context
         self.worker = worker
-        self.models = LiveModels(context)
+        new = Sharing(context.exactness.seed, context.folders.slots)
+        self.sharing = together[0].sharing if together else new
+        self._shares = True  # whether models that are built now share weights
+        self.models = LiveModels(context, self.sharing)
         self.slots = TrialSlots(context.folders.slots)
         self.loaders = Loaders(context)
         self.notes: defaultdict[int, TrialNotes] = defaultdict(TrialNotes)
@@ -242,9 +247,8 @@ class UnitRunner:
             self.warnings.forget(trial)
             self.notes.pop(trial, None)
         self.slots.settle(task)
-        unit = self._compute_exactly(task)
+        unit, metrics, state_hash = self._compute_and_commit(task)
         live = unit.live
-        metrics, state_hash = self._commit(task, unit)
         after = self._usage = memory.read_usage()
         file = None
         if metrics is not None:
@@ -263,6 +267,37 @@ class UnitRunner:
             dropped=self.models.drop_least_used(task.trial),
             process=ProcessNotes(libraries, 0 if after is None else after.resident, grown),
             steps=StepNotes(tuple(sorted(unit.not_exact)), self.loaders.moved, unit.unlike),
+        )
+
+    def _compute_and_commit(
+        self, task: Task
+    ) -> tuple[_Computed, dict[str, float] | None, str]:
+        """Compute and commit a unit; do it again if weights that models share have changed."""
+        while True:
+            try:
+                unit = self._compute_exactly(task)
+                return unit, *self._commit(task, unit)
+            except SharedWeightsWritten as error:
+                names = error.names
+            except UnitCancelled:
+                raise
+            except Exception:
+                names, live = self.sharing.find_written(), self.models.get(task.trial)
+                if not names and (live is None or live.writes == self.sharing.writes):
+                    raise
+            if names:
+                self._note_written(task, names)
+            self.models.drop(task.trial)  # all others are built again when they are next used
+            DROPPED.free(all_sizes=True)
+
+    def _note_written(self, task: Task, names: list[str]) -> None:
+        """Give a trial weights of its own from now on."""
+        self.notes[task.trial].shares = False
+        warn(
+            f"epoch {task.epoch}, unit {task.step}: the unit ran again, and the trial has its own "
+            f"frozen weights now, because it has written to weights that all trials share: "
+            f"{models.join_names(names)}. States leave frozen weights out, so what is written there is "
+            "lost when the trial moves: use state='all', or write to a copy"
         )
 
     def _compute_exactly(self, task: Task) -> _Computed:
@@ -309,6 +344,9 @@ class UnitRunner:
             metrics = None
             if task.step == self.context.units_per_epoch - 1:
                 metrics = models.end_epoch(live, task.epoch)
+            names = self.sharing.find_written()
+            if live.writes != self.sharing.writes:  # also if another unit of this process found it
+                raise SharedWeightsWritten(names)
             live.generators = generators.capture(live.torch, live.cuda)
             tree = self.copy_to_host(live)
             if self._try_structure(live, task, tree):
@@ -439,7 +477,9 @@ class UnitRunner:
         # A model may have been built for another number of epochs. If the trial's states are lost,
         # it starts again.
         if live is not None and (
-            live.epochs != task.epochs or (begins and live.position != task.position)
+            live.epochs != task.epochs
+            or (begins and live.position != task.position)
+            or live.writes != self.sharing.writes
         ):
             live = None
         loaded, built = False, live is None
@@ -487,6 +527,7 @@ class UnitRunner:
     ) -> LiveModel:
         """Build a trial's model for `epochs` (None: the run's); note in `reads` what it reads."""
         context = self.context
+        shares = self._shares and self.notes[trial].shares
         info = models.make_info(
             context.views(trial)[0],
             context.order(trial),
@@ -495,6 +536,7 @@ class UnitRunner:
             cut=context.batches.make_cut(config),
             fold=context.fold_of(trial),
             device=context.device,
+            sharing=self.sharing if shares else Unshared(self.sharing.seed),
         )
         if reads is None:
             model, torch = models.build_model(context, config, info)
@@ -516,6 +558,7 @@ class UnitRunner:
             generators=generators.capture(torch, cuda),
             libraries=present_settings(),
             own_numbers=OwnNumbers(model),
+            writes=self.sharing.writes,
         )
 
     def begin_again(self, live: LiveModel, epoch: int) -> None:
@@ -605,12 +648,22 @@ class UnitRunner:
         models.load_tree(live, buffer, self.device_of(live.model), self._arena)
 
     @contextlib.contextmanager
+    def share_nothing(self) -> Iterator[None]:
+        """Build models that have all weights to themselves."""
+        before, self._shares = self._shares, False
+        try:
+            yield
+        finally:
+            self._shares = before
+
+    @contextlib.contextmanager
     def leave_no_trace(self) -> Iterator[None]:
         """Compute beside a trial's units, without output, warnings and random numbers of it."""
         turns.allow_giving_away(False)
         with (
             self._clock.stop_clock(ASIDE_SECONDS),
             self.redirect_output(None),
+            self.share_nothing(),
             self.use_settings(),
             generators.preserve_generators("torch" in sys.modules),
             models.preserve_keras_seeds(),
@@ -634,7 +687,10 @@ class UnitRunner:
 
     def close(self) -> None:
         """Release models, loaders, mapped files and cached GPU memory."""
+        DROPPED.add(self.sharing.nbytes)
         self.make_room()
+        self.sharing = Sharing(self.sharing.seed, self.context.folders.slots)
+        DROPPED.free()
         self._arena = StateArena()
         self.slots.close_all()
         models.give_back_memory(self.context.device)

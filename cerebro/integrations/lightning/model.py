@@ -142,6 +142,7 @@ class LightningModel(TorchModel):
         self._schedulers = tuple(config.scheduler for config in self._configs)
         trainer.set_optimizers(self._optimizers, self._configs)
         self._network = Network(module, None, self._optimizers, is_partial=self._partial)
+        self._network.share_frozen(getattr(info.sharing, "weights", None))
         self._log.find_metrics(module)
         self._attributes = Attributes(module, find_base(module))
         call_hook("on_fit_start")
@@ -159,6 +160,7 @@ class LightningModel(TorchModel):
         trainer = self._bound_trainer
         trainer.current_epoch, trainer.batch_index = epoch, -1
         self._hooks.call("on_train_epoch_start")
+        self._network.own_trained()
 
     def train_batch(self, batch: Batch) -> dict[str, Any]:
         """Train on one batch; return the step's loss, detached, unless the step returns None."""
