@@ -31,10 +31,14 @@ SUFFIX = ".frozen"
 _WIDTH = 1 << 14  # words in a row of `sum_bits`
 
 
+Key = tuple[Any, ...]
+"""The hash of a tensor's bytes, its type, shape and strides, and its device."""
+
+
 class FrozenTensor(Unchecked):
     """A tensor that models share and never write to; it lives as long as one of them."""
 
-    def __init__(self, tensor: Any, name: str, key: tuple[Any, ...], weights: FrozenWeights) -> None:
+    def __init__(self, tensor: Any, name: str, key: Key, weights: FrozenWeights) -> None:
         self.tensor = tensor
         self.name = name  # of the parameter that was shared first
         self.key = key
@@ -68,7 +72,7 @@ class FrozenWeights(Unchecked):
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._by_key: WeakValueDictionary[tuple[Any, ...], FrozenTensor] = WeakValueDictionary()
+        self._by_key: WeakValueDictionary[Key, FrozenTensor] = WeakValueDictionary()
         self._all: WeakSet[FrozenTensor] = WeakSet()
 
     @property
@@ -129,7 +133,7 @@ class FrozenWeights(Unchecked):
                 tensor = mapped.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
         return self._add(tensor, name, key)
 
-    def _add(self, tensor: Any, name: str, key: tuple[Any, ...]) -> FrozenTensor:
+    def _add(self, tensor: Any, name: str, key: Key) -> FrozenTensor:
         shared = FrozenTensor(tensor, name, key, self)
         _by_address[_address_of(tensor)] = shared
         self._by_key[key] = shared

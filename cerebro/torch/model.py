@@ -288,7 +288,7 @@ class Model(TorchModel):
     def bind_info(self, info: Any) -> None:
         """Check the weights of the training data; note and share what `build` has frozen."""
         self._network.note_flags()
-        self._network.share_frozen(getattr(info.sharing, "weights", None))
+        self._network.share_frozen(info)
         weight = self._objective.weight
         if weight is not None and isinstance(info.data, Dataset):
             check_column(info.data, weight)

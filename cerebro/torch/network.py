@@ -64,11 +64,13 @@ class Network(Part):
         """Note which parameters `build` has frozen."""
         self._trained_as_built = [(n, p, p.requires_grad) for n, p in self.net.named_parameters()]
 
-    def share_frozen(self, weights: FrozenWeights | None) -> None:
+    def share_frozen(self, info: Any) -> None:
         """Share the frozen parameters that states leave out, and nothing else, with other models.
 
-        `weights` are those that the models of a process share; None: share nothing.
+        `info` is the trial's; if its models share nothing, this model has all tensors to itself.
         """
+        weights: FrozenWeights | None
+        weights = getattr(getattr(info, "sharing", None), "weights", None)
         named = [*self.net.named_parameters()]
         kept = [p for name, p in named if self._is_partial and not p.requires_grad]
         ids = {id(parameter) for parameter in kept}
@@ -86,10 +88,10 @@ class Network(Part):
             if isinstance(layer, torch.nn.RNNBase)
             for p in layer.parameters()
         }
-        for name, parameter in named if weights is not None else ():
+        for name, parameter in named:
             is_alone = parameter.untyped_storage().data_ptr() not in moving
-            if id(parameter) in ids and is_alone:
-                shared = weights.share(parameter, name)  # type: ignore[union-attr]
+            if weights is not None and id(parameter) in ids and is_alone:
+                shared = weights.share(parameter, name)
                 if shared is not None:
                     self._shared.append((name, parameter, shared))
         self.frozen_bytes = self._count_frozen_bytes()

@@ -125,7 +125,7 @@ class UnitRunner:
         self.context = context
         self.worker = worker
         new = Sharing(context.exactness.seed, context.folders.slots)
-        self.sharing = together[0].sharing if together else new
+        self.sharing: Sharing = together[0].sharing if together else new
         self._shares = True  # whether models that are built now share weights
         self.models = LiveModels(context, self.sharing)
         self.slots = TrialSlots(context.folders.slots)
@@ -269,9 +269,7 @@ class UnitRunner:
             steps=StepNotes(tuple(sorted(unit.not_exact)), self.loaders.moved, unit.unlike),
         )
 
-    def _compute_and_commit(
-        self, task: Task
-    ) -> tuple[_Computed, dict[str, float] | None, str]:
+    def _compute_and_commit(self, task: Task) -> tuple[_Computed, dict[str, float] | None, str]:
         """Compute and commit a unit; do it again if weights that models share have changed."""
         while True:
             try:
@@ -295,9 +293,9 @@ class UnitRunner:
         self.notes[task.trial].shares = False
         warn(
             f"epoch {task.epoch}, unit {task.step}: the unit ran again, and the trial has its own "
-            f"frozen weights now, because it has written to weights that all trials share: "
-            f"{models.join_names(names)}. States leave frozen weights out, so what is written there is "
-            "lost when the trial moves: use state='all', or write to a copy"
+            "frozen weights now, because it has written to weights that all trials share: "
+            f"{models.join_names(names)}. States leave frozen weights out, so what is written "
+            "there is lost when the trial moves: use state='all', or write to a copy"
         )
 
     def _compute_exactly(self, task: Task) -> _Computed:

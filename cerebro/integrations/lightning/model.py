@@ -142,7 +142,7 @@ class LightningModel(TorchModel):
         self._schedulers = tuple(config.scheduler for config in self._configs)
         trainer.set_optimizers(self._optimizers, self._configs)
         self._network = Network(module, None, self._optimizers, is_partial=self._partial)
-        self._network.share_frozen(getattr(info.sharing, "weights", None))
+        self._network.share_frozen(info)
         self._log.find_metrics(module)
         self._attributes = Attributes(module, find_base(module))
         call_hook("on_fit_start")
