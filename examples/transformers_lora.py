@@ -3,8 +3,9 @@
     python examples/transformers_lora.py
 
 The model is made from a configuration, so nothing is downloaded; its base stays frozen, and only
-the adapters and the classifier are trained and moved. Sequences have different lengths, and a data
-collator pads them. Afterwards the best trial is trained once more, and its states are compared.
+the adapters and the classifier are trained and moved. All trials share the base. Sequences have
+different lengths, and a data collator pads them. Afterwards the best trial is trained once more,
+and its states are compared.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def compute_metrics(evaluated):
     return {"accuracy": (logits.argmax(-1) == labels).mean()}
 
 
-def build(config, info):
-    base = BertForSequenceClassification(
+def make_base():
+    return BertForSequenceClassification(
         BertConfig(
             vocab_size=WORDS,
             hidden_size=32,
@@ -67,6 +68,10 @@ def build(config, info):
             max_position_embeddings=LONGEST,
         )
     )
+
+
+def build(config, info):
+    base = info.shared("bert", make_base)
     adapters = LoraConfig(task_type="SEQ_CLS", r=config["rank"], lora_alpha=16, lora_dropout=0.1)
     model = get_peft_model(base, adapters)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"])

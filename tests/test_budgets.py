@@ -33,7 +33,7 @@ LINES = {
     "jax.py": 10,
     "keras.py": 20,
     "machine": 4_320,
-    "model.py": 600,
+    "model.py": 630,
     "native.py": 280,
     "optuna.py": 30,
     "ray": 40,
@@ -45,9 +45,9 @@ LINES = {
     "space": 1_320,
     "spark.py": 20,
     "testing.py": 200,
-    "torch": 8_010,
+    "torch": 8_270,
     "transforms.py": 430,
-    "worker": 5_720,
+    "worker": 5_870,
 }
 """The most lines of Python in each folder and file of the package, a little above today's."""
 

@@ -97,7 +97,9 @@ def _try_model(runner: UnitRunner, task: CheckTask, not_exact: set[str]) -> Chec
         else:
             if not runner.sharing.find_written():
                 return done
-        with runner.share_nothing():  # the models compared have written to each other's weights
+        with (
+            runner.sharing.share_nothing()
+        ):  # the models compared have written to each other's weights
             return check_hop(runner, task.config, not_exact, thorough=task.thorough)
 
     try:

@@ -97,7 +97,7 @@ class LiveModels(dict[int, LiveModel]):
     def __init__(self, context: RunContext, sharing: Sharing) -> None:
         super().__init__()
         self._context = context
-        self._sharing = sharing
+        self.sharing = sharing
         self._untold: set[int] = set()  # trials whose models were dropped for another worker's unit
 
     def drop(self, trial: int) -> None:
@@ -105,6 +105,13 @@ class LiveModels(dict[int, LiveModel]):
         if live is not None:
             # Without a state, its first unit has failed.
             DROPPED.add(live.held_bytes if live.state_bytes else None)
+
+    def close(self) -> None:
+        """Drop all models, and free what they share unless other runners have it."""
+        DROPPED.add(self.sharing.nbytes)
+        self.clear()
+        self.sharing = self.sharing.make_empty()
+        DROPPED.free()
 
     def make_room(self) -> None:
         """Drop all models; the next `drop_least_used` returns their trials, too."""
@@ -118,7 +125,7 @@ class LiveModels(dict[int, LiveModel]):
         limit = context.limits.live_models
         if limit is None:
             most = MAX_LIVE_MODELS_ON_GPU if is_gpu(context.device) else MAX_LIVE_MODELS
-            room = context.share.live_bytes - self._sharing.nbytes
+            room = context.share.live_bytes - self.sharing.nbytes
             limit = max(1, min(most, room // self[current].held_bytes))
         while len(self) > limit:
             gone.append(next(iter(self)))

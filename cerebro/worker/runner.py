@@ -66,7 +66,7 @@ from cerebro.worker.messages import (
 )
 from cerebro.worker.models import DROPPED, LiveModel, LiveModels
 from cerebro.worker.read_names import ReadNames, Reads
-from cerebro.worker.sharing import SharedWeightsWritten, Sharing, Unshared
+from cerebro.worker.sharing import SharedWeightsWritten, Sharing
 from cerebro.worker.trial_state import TrialSlots
 from cerebro.worker.trial_warnings import Watch, measure_growth, warn
 
@@ -125,9 +125,7 @@ class UnitRunner:
         self.context = context
         self.worker = worker
         new = Sharing(context.exactness.seed, context.folders.slots)
-        self.sharing: Sharing = together[0].sharing if together else new
-        self._shares = True  # whether models that are built now share weights
-        self.models = LiveModels(context, self.sharing)
+        self.models = LiveModels(context, together[0].sharing if together else new)
         self.slots = TrialSlots(context.folders.slots)
         self.loaders = Loaders(context)
         self.notes: defaultdict[int, TrialNotes] = defaultdict(TrialNotes)
@@ -141,6 +139,11 @@ class UnitRunner:
         self._tried = False  # whether the GPU, if any, has been tried
         self.warnings = Watch(context.warning_filters if own_process else ())
         begin_run(context.libraries, own_process=own_process)
+
+    @property
+    def sharing(self) -> Sharing:
+        """What the models of this process share."""
+        return self.models.sharing
 
     def run(self, task: Task) -> UnitDone | UnitFailed:
         """Run one unit; errors of the user's code, data or disk are returned, not raised."""
@@ -525,7 +528,6 @@ class UnitRunner:
     ) -> LiveModel:
         """Build a trial's model for `epochs` (None: the run's); note in `reads` what it reads."""
         context = self.context
-        shares = self._shares and self.notes[trial].shares
         info = models.make_info(
             context.views(trial)[0],
             context.order(trial),
@@ -534,7 +536,7 @@ class UnitRunner:
             cut=context.batches.make_cut(config),
             fold=context.fold_of(trial),
             device=context.device,
-            sharing=self.sharing if shares else Unshared(self.sharing.seed),
+            sharing=self.sharing.for_build(shares=self.notes[trial].shares),
         )
         if reads is None:
             model, torch = models.build_model(context, config, info)
@@ -646,22 +648,13 @@ class UnitRunner:
         models.load_tree(live, buffer, self.device_of(live.model), self._arena)
 
     @contextlib.contextmanager
-    def share_nothing(self) -> Iterator[None]:
-        """Build models that have all weights to themselves."""
-        before, self._shares = self._shares, False
-        try:
-            yield
-        finally:
-            self._shares = before
-
-    @contextlib.contextmanager
     def leave_no_trace(self) -> Iterator[None]:
         """Compute beside a trial's units, without output, warnings and random numbers of it."""
         turns.allow_giving_away(False)
         with (
             self._clock.stop_clock(ASIDE_SECONDS),
             self.redirect_output(None),
-            self.share_nothing(),
+            self.sharing.share_nothing(),
             self.use_settings(),
             generators.preserve_generators("torch" in sys.modules),
             models.preserve_keras_seeds(),
@@ -685,10 +678,8 @@ class UnitRunner:
 
     def close(self) -> None:
         """Release models, loaders, mapped files and cached GPU memory."""
-        DROPPED.add(self.sharing.nbytes)
         self.make_room()
-        self.sharing = Sharing(self.sharing.seed, self.context.folders.slots)
-        DROPPED.free()
+        self.models.close()
         self._arena = StateArena()
         self.slots.close_all()
         models.give_back_memory(self.context.device)

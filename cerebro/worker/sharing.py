@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,23 @@ class Sharing(Unshared):
         self._folder = folder
         self._made: dict[str, tuple[Any, list[FrozenTensor]]] = {}
         self.writes = 0  # how often shared weights were written to
+        self._is_off = False
+
+    def make_empty(self) -> Sharing:
+        return Sharing(self.seed, self._folder)
+
+    def for_build(self, *, shares: bool) -> Unshared:
+        """Return what a model that is built now gets, which `shares` with others or does not."""
+        return self if shares and not self._is_off else Unshared(self.seed)
+
+    @contextlib.contextmanager
+    def share_nothing(self) -> Iterator[None]:
+        """Let models that are built in this block have all weights to themselves."""
+        before, self._is_off = self._is_off, True
+        try:
+            yield
+        finally:
+            self._is_off = before
 
     @cached_property
     def weights(self) -> FrozenWeights:  # type: ignore[override]
