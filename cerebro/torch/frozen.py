@@ -44,6 +44,7 @@ class FrozenTensor(Unchecked):
         self.key = key
         self.weights = weights
         self.fingerprint = _take_fingerprint(tensor)
+        self.users: WeakSet[Any] = WeakSet()  # networks, and what keeps it for later ones
 
     @property
     def is_unchanged(self) -> bool:
@@ -77,7 +78,8 @@ class FrozenWeights(Unchecked):
 
     @property
     def nbytes(self) -> int:
-        return sum(shared.tensor.nbytes for shared in list(self._all))
+        """The bytes of tensors with several users; others count as their only user's."""
+        return sum(shared.tensor.nbytes for shared in list(self._all) if len(shared.users) > 1)
 
     def share(self, parameter: Any, name: str) -> FrozenTensor | None:
         """Let a parameter use the shared tensor of its content; return None if it cannot."""

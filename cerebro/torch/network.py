@@ -40,10 +40,16 @@ class Network(Part):
         self._built_with = len(self._parameters)  # those of layers added in training follow these
         self._is_partial = is_partial
         self._shared: list[tuple[str, Any, FrozenTensor]] = []  # the names and parameters
-        self.frozen_bytes = self._count_frozen_bytes()
+        self._frozen_bytes = self._count_frozen_bytes()
         parts = net.modules() if net.training else ()
         self._keep_evaluating = [part for part in parts if not part.training]
         self._trained_as_built: list[tuple[str, Any, bool]] = []  # known after build
+
+    @property
+    def frozen_bytes(self) -> int:
+        """The bytes that only this network uses and that the state leaves out, and buffers."""
+        alone = (shared.tensor.nbytes for *_, shared in self._shared if len(shared.users) == 1)
+        return self._frozen_bytes + sum(alone)
 
     @property
     def parts(self) -> list[Any]:
@@ -94,21 +100,23 @@ class Network(Part):
                 shared = weights.share(parameter, name)
                 if shared is not None:
                     self._shared.append((name, parameter, shared))
-        self.frozen_bytes = self._count_frozen_bytes()
+                    shared.users.add(self)
+        self._frozen_bytes = self._count_frozen_bytes()
 
     def own_trained(self, loaded: Collection[str] = ()) -> bool:
         """Copy shared parameters that are unfrozen or `loaded`; return whether there are any."""
         gone = [item for item in self._shared if item[1].requires_grad or item[0] in loaded]
         for item in gone:
-            self._shared.remove(item)
+            self._shared = [kept for kept in self._shared if kept is not item]
+            item[2].users.discard(self)
             if find_shared(item[1]) is not None:
                 make_own(item[1])
         if gone:
-            self.frozen_bytes = self._count_frozen_bytes()
+            self._frozen_bytes = self._count_frozen_bytes()
         return bool(gone)
 
     def _count_frozen_bytes(self) -> int:
-        """Return the bytes that only this model uses and that the state leaves out, and buffers."""
+        """Return the bytes of buffers, and of frozen parameters that are not shared."""
         if not self._is_partial:
             return 0
         shared = {id(parameter) for _, parameter, _ in self._shared}

@@ -83,6 +83,8 @@ class Sharing(Unshared):
             return value
         try:
             again, kept[:] = self.weights.copy_module(value)
+            for shared in kept:
+                shared.users.add(self)
         except Exception as error:
             raise InputError(
                 f"info.shared({name!r}): the module cannot be copied for each model: "
