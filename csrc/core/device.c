@@ -90,6 +90,20 @@ cer_device_name(const cer_device *device)
     return device->name;
 }
 
+cer_status
+cer_device_enter(cer_device *device, cer_device_visit *visit, cer_error *err)
+{
+    return device->ops->enter == NULL ? CER_OK
+                                      : device->ops->enter(device, visit, err);
+}
+
+void
+cer_device_leave(cer_device *device, cer_device_visit *visit)
+{
+    if (device->ops->leave != NULL)
+        device->ops->leave(device, visit);
+}
+
 /* --- memory --------------------------------------------------------------- */
 
 static const char *const use_names[CER_USE_COUNT] = {"shards", "batches",
@@ -135,10 +149,16 @@ static cer_status
 alloc_once(cer_device *device, const cer_device_allocator *from, size_t bytes,
            void **out, void **ticket, cer_error *err)
 {
-    if (from != NULL)
-        return from->alloc(from->context, device->index, bytes, out, ticket,
-                           err);
-    return device->ops->alloc(device, bytes, out, err);
+    cer_status status;
+
+    if (from == NULL)
+        return device->ops->alloc(device, bytes, out, err);
+    if (device->ops->step_out != NULL)
+        device->ops->step_out();
+    status = from->alloc(from->context, device->index, bytes, out, ticket, err);
+    if (device->ops->step_in != NULL)
+        device->ops->step_in();
+    return status;
 }
 
 /* Appends to a text, truncated to its size. */
@@ -442,4 +462,13 @@ cer_device_run(cer_device *device, const cer_device_launch *launch,
             return CER_OK;
     }
     return device->ops->run(device, launch, stream, err);
+}
+
+cer_status
+cer_device_launch_graph(cer_device *device, void *graph, void *stream,
+                        cer_error *err)
+{
+    if (device->ops->launch_graph == NULL)
+        return cer_fail(err, CER_DEVICE, "%s has no graphs", device->name);
+    return device->ops->launch_graph(device, graph, stream, err);
 }

@@ -43,6 +43,23 @@ const char *cer_device_name(const cer_device *device); /* "cpu", "cuda:1" */
  * ended threads. 0: no memory to store it. */
 uintptr_t cer_device_thread(cer_device *device);
 
+/* Between the two, this thread's calls of the device need not make it current
+ * and restore the thread's own state each time, which costs more than most
+ * calls. May be nested, also with other devices. Around a few calls in
+ * succession, and never around code that is not ours. After a failure, do not
+ * leave. */
+typedef struct cer_device_visit {
+    const char *failed; /* the call that failed */
+    int mode;           /* the rest is what must be restored */
+    bool arrived, outermost;
+    cer_device *before;
+    struct cer_device_visit *around;
+} cer_device_visit;
+
+cer_status cer_device_enter(cer_device *device, cer_device_visit *visit,
+                            cer_error *err);
+void cer_device_leave(cer_device *device, cer_device_visit *visit);
+
 /* --- memory ---------------------------------------------------------------
  * Every block has a use, by which errors report resident memory. */
 typedef enum cer_device_use {
@@ -196,5 +213,10 @@ typedef struct cer_device_launch {
 
 cer_status cer_device_run(cer_device *device, const cer_device_launch *launch,
                           void *stream, cer_error *err);
+
+/* Enqueues a graph, a cudaGraphExec_t that was made elsewhere. CER_DEVICE: also
+ * for devices without graphs, such as the host. */
+cer_status cer_device_launch_graph(cer_device *device, void *graph,
+                                   void *stream, cer_error *err);
 
 #endif

@@ -15,6 +15,14 @@
 typedef struct cer_device_ops {
     /* Frees the device after its last reference is released. */
     void (*drop)(cer_device *device);
+    /* NULL: its calls need no preparation. */
+    cer_status (*enter)(cer_device *device, cer_device_visit *visit,
+                        cer_error *err);
+    void (*leave)(cer_device *device, cer_device_visit *visit);
+    /* Restores the thread's own state, also within visits, and puts the
+     * device's back; NULL as for `enter`. */
+    void (*step_out)(void);
+    void (*step_in)(void);
     /* CER_NOMEM if memory is short, and only then. */
     cer_status (*alloc)(cer_device *device, size_t bytes, void **out,
                         cer_error *err);
@@ -47,6 +55,8 @@ typedef struct cer_device_ops {
                        size_t bytes, void *stream, cer_error *err);
     cer_status (*run)(cer_device *device, const cer_device_launch *launch,
                       void *stream, cer_error *err);
+    cer_status (*launch_graph)(cer_device *device, void *graph, void *stream,
+                               cer_error *err); /* NULL: it has no graphs */
 } cer_device_ops;
 
 struct cer_device {

@@ -86,6 +86,7 @@ struct cer_device_loader {
     char note[NOTE_BYTES];   /* of the pass */
     char chains[NOTE_BYTES]; /* why columns are made on the host */
     bool staged_all;
+    bool hold; /* stage no batches ahead */
     cer_error failed; /* reported after the batches ahead */
     cer_batch *ahead[AHEAD];
     size_t n_ahead;
@@ -140,25 +141,20 @@ drop_copy(cer_device_loader *l)
     memmove(l->copies, l->copies + 1, l->n_copies * sizeof l->copies[0]);
 }
 
-/* Releases pinned memory whose copy is done; waits for the oldest if all places
- * are taken. */
+/* Makes a place for one more copy: if all are taken, waits for the oldest,
+ * which is usually done. */
 static cer_status
 settle_copies(cer_device_loader *l, cer_error *err)
 {
-    cer_status status = CER_OK;
-    bool done = true;
+    const pinned *p;
+    cer_status status;
 
-    while (l->n_copies != 0) {
-        pinned *p = l->copies[0]->block.handle;
-
-        if (l->n_copies == COPIES)
-            status = cer_device_event_sync(l->device, p->event, err);
-        else
-            status = cer_device_event_query(l->device, p->event, &done, err);
-        if (status != CER_OK || !done)
-            break;
+    if (l->n_copies < COPIES)
+        return CER_OK;
+    p = l->copies[0]->block.handle;
+    status = cer_device_event_sync(l->device, p->event, err);
+    if (status == CER_OK)
         drop_copy(l);
-    }
     return status;
 }
 
@@ -289,6 +285,12 @@ join_pass(cer_device_loader *l, void *stream, cer_error *err)
     return status;
 }
 
+static const cer_kernel_part *
+table_of(const cer_device_loader *l, size_t column)
+{
+    return (cer_kernel_part *)l->table->memory.data + column * l->n_parts;
+}
+
 /* Where a batch's rows of a column are: contiguous in the batch's own memory if
  * they are raw, otherwise in the parts. */
 static cer_kernel_source
@@ -299,8 +301,7 @@ source_of(const cer_device_loader *l, size_t column, const cer_batch *b)
 
     if (b->with_rows) {
         from.places = b->block.data;
-        from.parts =
-            (cer_kernel_part *)l->table->memory.data + column * l->n_parts;
+        from.parts = table_of(l, column);
     }
     if (b->with_raw)
         from.src = b->raw[c->tensor].data;
@@ -309,31 +310,37 @@ source_of(const cer_device_loader *l, size_t column, const cer_batch *b)
     return from;
 }
 
+/* Completes a batch of a column with what is the same for the pass. */
+static cer_status
+launch_kernel(cer_device_loader *l, const device_column *c,
+              cer_kernel_batch *batch, void *stream, cer_error *err)
+{
+    cer_kernel_call call;
+    cer_status status;
+
+    batch->constants = c->constants == NULL ? NULL : c->constants->memory.data;
+    batch->seed = l->options.seed;
+    batch->epoch = l->epoch;
+    status = cer_kernel_plan_batch(c->plan, batch, &call, err);
+    return status == CER_OK ? cer_kernel_launch(l->device, &call, stream, err)
+                            : status;
+}
+
 static cer_status
 run_kernel(cer_device_loader *l, size_t column, cer_batch *b, void *stream,
            cer_error *err)
 {
-    device_column *c = &l->columns[column];
+    const device_column *c = &l->columns[column];
     cer_tensor *t = &b->tensors[c->is.tensor];
     cer_kernel_batch batch = {
-        .from = source_of(l, column, b),
-        .constants = c->constants == NULL ? NULL : c->constants->memory.data,
-        .dst = t[0].data,
-        .n_rows = b->n_rows,
-        .seed = l->options.seed,
-        .epoch = l->epoch,
-    };
-    cer_kernel_call call;
-    cer_status status;
+        .from = source_of(l, column, b), .dst = t[0].data, .n_rows = b->n_rows};
 
     if (c->is.ragged) {
         batch.mask = t[1].data;
         batch.lengths = t[2].data;
         batch.length = (size_t)t[0].shape[1];
     }
-    status = cer_kernel_plan_batch(c->plan, &batch, &call, err);
-    return status == CER_OK ? cer_kernel_launch(l->device, &call, stream, err)
-                            : status;
+    return launch_kernel(l, c, &batch, stream, err);
 }
 
 /* Runs the kernels for a staged batch's columns. */
@@ -696,7 +703,7 @@ stage_ahead(cer_device_loader *l)
     bool threads = l->options.threads != 0;
     size_t most = threads ? AHEAD : 1;
 
-    while (l->n_ahead < most && !l->staged_all &&
+    while (l->n_ahead < most && !l->staged_all && !l->hold &&
            (!threads || cer_loader_is_ready(l->plan)))
         (void)stage(l, &l->failed);
 }
@@ -736,22 +743,145 @@ next_batch(cer_device_loader *l, void *stream, cer_batch **out, cer_error *err)
     return CER_OK;
 }
 
-cer_status
-cer_device_loader_next(cer_device_loader *l, void *stream, cer_batch **out,
-                       cer_error *err)
+static cer_status
+check_and_take(cer_device_loader *l, void *stream, cer_batch **out,
+               cer_error *err)
 {
-    cer_status status = check_process(l, err);
+    cer_status status = cer_uses_check_stream(l->device, stream, err);
 
-    *out = NULL;
-    if (status != CER_OK || l->closed)
-        return status;
-    status = cer_uses_check_stream(l->device, stream, err);
     if (status != CER_OK)
         return status;
     status = next_batch(l, stream, out, err);
     if (*out == NULL) /* the end or an error */
         end_pass(l);
     return status;
+}
+
+cer_status
+cer_device_loader_next(cer_device_loader *l, void *stream, cer_batch **out,
+                       cer_error *err)
+{
+    cer_device_visit visit;
+    cer_status status = check_process(l, err);
+
+    *out = NULL;
+    if (status != CER_OK || l->closed)
+        return status;
+    status = cer_device_enter(l->device, &visit, err);
+    if (status != CER_OK)
+        return status;
+    status = check_and_take(l, stream, out, err);
+    cer_device_leave(l->device, &visit);
+    return status;
+}
+
+/* --- batches written elsewhere --------------------------------------------- */
+
+cer_device_ahead
+cer_device_loader_look_ahead(const cer_device_loader *l)
+{
+    if (l->closed || l->process != getpid() || l->failed.status != CER_OK)
+        return (cer_device_ahead){.staged = 0};
+    return (cer_device_ahead){l->n_ahead, cer_loader_look_ahead(l->plan)};
+}
+
+bool
+cer_device_loader_look(const cer_device_loader *l, cer_device_ahead *ahead,
+                       size_t *n_rows, bool *resident)
+{
+    cer_part_way way;
+
+    if (ahead->staged != 0) {
+        *n_rows = l->ahead[l->n_ahead - ahead->staged]->n_rows;
+        *resident = false;
+        ahead->staged--;
+        return true;
+    }
+    if (!cer_loader_look(l->plan, &ahead->plan, n_rows, &way))
+        return false;
+    *resident = way == CER_PART_LATE;
+    for (size_t i = 0; *resident && i < l->n_columns; i++)
+        *resident = l->columns[i].plan != NULL;
+    return true;
+}
+
+bool
+cer_device_loader_shapes(const cer_device_loader *l, size_t n_rows,
+                         cer_tensor *tensors)
+{
+    size_t most;
+    const cer_tensor *kinds = cer_loader_kinds(l->plan, &most);
+
+    for (size_t i = 0; i < l->n_columns; i++) {
+        if (l->columns[i].is.ragged)
+            return false;
+        tensors[i] = kinds[i];
+        tensors[i].shape[0] = (int64_t)n_rows;
+        cer_tensor_pack(&tensors[i]);
+    }
+    return true;
+}
+
+void
+cer_device_loader_hold(cer_device_loader *l, bool hold)
+{
+    l->hold = hold;
+}
+
+bool
+cer_device_loader_has_places(cer_device_loader *l)
+{
+    return l->options.threads == 0 || cer_loader_is_ready(l->plan);
+}
+
+cer_status
+cer_device_loader_places(cer_device_loader *l, size_t n_rows, cer_row_place *to,
+                         cer_error *err)
+{
+    cer_batch *host = NULL;
+    cer_status status = cer_loader_next(l->plan, &host, err);
+
+    if (status == CER_OK && (host == NULL || host->n_rows != n_rows))
+        status = cer_fail(err, CER_INVALID, "the pass has changed");
+    if (status == CER_OK)
+        memcpy(to, host->block.data, n_rows * sizeof *to);
+    if (host != NULL)
+        cer_owner_release(&host->owner);
+    if (status != CER_OK)
+        end_pass(l);
+    return status;
+}
+
+cer_status
+cer_device_loader_join(cer_device_loader *l, void *stream, cer_error *err)
+{
+    cer_status status = cer_uses_check_stream(l->device, stream, err);
+
+    return status == CER_OK ? join_pass(l, stream, err) : status;
+}
+
+cer_status
+cer_device_loader_write(cer_device_loader *l, const cer_row_place *places,
+                        size_t n_rows, void *const *to, void *stream,
+                        cer_error *err)
+{
+    cer_status status = CER_OK;
+
+    for (size_t i = 0; status == CER_OK && i < l->n_columns; i++) {
+        cer_kernel_batch batch = {
+            .from = {.places = places, .parts = table_of(l, i)},
+            .dst = to[l->columns[i].is.tensor],
+            .n_rows = n_rows};
+
+        status = launch_kernel(l, &l->columns[i], &batch, stream, err);
+    }
+    return status;
+}
+
+cer_depot *
+cer_device_loader_depot(const cer_device_loader *l)
+{
+    return l->depot;
 }
 
 /* --- making and closing --------------------------------------------------- */

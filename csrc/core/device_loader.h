@@ -76,6 +76,48 @@ cer_status cer_device_loader_next(cer_device_loader *loader, void *stream,
                                   cer_batch **out, cer_error *err);
 void *cer_device_loader_stream(const cer_device_loader *loader);
 
+/* --- batches written elsewhere ----------------------------------------------
+ * For lanes.h, whose graphs read batches from memory of their own. */
+
+/* A look at the next batches, as cer_loader_look_ahead. */
+typedef struct cer_device_ahead {
+    size_t staged; /* that come first */
+    cer_loader_ahead plan;
+} cer_device_ahead;
+
+cer_device_ahead cer_device_loader_look_ahead(const cer_device_loader *loader);
+/* The rows of the next batch, and whether cer_device_loader_places can take it:
+ * kernels make all of its tensors from what is resident. False: no batch. */
+bool cer_device_loader_look(const cer_device_loader *loader,
+                            cer_device_ahead *ahead, size_t *n_rows,
+                            bool *resident);
+
+/* Whether the shapes of a batch follow from its number of rows: no column is
+ * ragged. Then fills in the tensors' shapes and strides, but no data. */
+bool cer_device_loader_shapes(const cer_device_loader *loader, size_t n_rows,
+                              cer_tensor *tensors);
+
+/* While set, next() stages no batches ahead. */
+void cer_device_loader_hold(cer_device_loader *loader, bool hold);
+
+/* Whether the next batch's places are there without a wait or work here. */
+bool cer_device_loader_has_places(cer_device_loader *loader);
+/* Takes the next batch, `n_rows` long and resident: copies the places of its
+ * rows to main memory. An error ends the pass. Errors as of next(). */
+cer_status cer_device_loader_places(cer_device_loader *loader, size_t n_rows,
+                                    cer_row_place *to, cer_error *err);
+
+/* Announces the kernels of this pass on a stream, as next() does. */
+cer_status cer_device_loader_join(cer_device_loader *loader, void *stream,
+                                  cer_error *err);
+/* Makes a batch from places in device memory, into one address per tensor. */
+cer_status cer_device_loader_write(cer_device_loader *loader,
+                                   const cer_row_place *places, size_t n_rows,
+                                   void *const *to, void *stream,
+                                   cer_error *err);
+
+cer_depot *cer_device_loader_depot(const cer_device_loader *loader);
+
 /* Batch buffers on the device. As cer_loader_buffers. */
 size_t cer_device_loader_buffers(const cer_device_loader *loader);
 

@@ -42,6 +42,7 @@ typedef struct cer_lane_graph {
     size_t n_rows;
     void *graph;         /* a cudaGraphExec_t; NULL: the owner launches */
     void *const *inputs; /* one address per tensor of a batch */
+    const cer_lane_value *values; /* the run's n_values, in device memory */
 } cer_lane_graph;
 
 /* All arrays stay the caller's, unchanged, until the run has ended. */
@@ -50,8 +51,7 @@ typedef struct cer_lane_run {
     size_t n;     /* batches, from 1 to CER_LANE_MOST; each fits a graph */
     const cer_lane_graph *graphs;
     size_t n_graphs;
-    const cer_lane_value *values; /* in device memory */
-    size_t n_values;
+    size_t n_values; /* numbers of a step */
     void *const *rates; /* addresses of float32 in device memory */
     size_t n_rates;
     const float *rate_values; /* n x n_rates, before each launch; NULL: they

@@ -926,6 +926,45 @@ cer_loader_is_ready(cer_loader *l)
     return ready;
 }
 
+/* The mixes do not change during a pass, and only the caller's next() counts
+ * what is delivered: no lock is needed. */
+cer_loader_ahead
+cer_loader_look_ahead(const cer_loader *l)
+{
+    cer_loader_ahead ahead = {.left = cer_loader_batches(l) - l->delivered};
+    size_t skip = l->delivered;
+
+    if (ahead.left == 0)
+        return ahead;
+    while (skip >= l->mixes[ahead.mix].end - l->mixes[ahead.mix].first) {
+        skip -= l->mixes[ahead.mix].end - l->mixes[ahead.mix].first;
+        ahead.mix++;
+    }
+    ahead.batch = l->mixes[ahead.mix].first + skip;
+    return ahead;
+}
+
+bool
+cer_loader_look(const cer_loader *l, cer_loader_ahead *ahead, size_t *n_rows,
+                cer_part_way *way)
+{
+    const mix *m;
+
+    if (ahead->left == 0)
+        return false;
+    m = &l->mixes[ahead->mix];
+    *n_rows = cer_cut_first(&m->cut, ahead->batch + 1) -
+              cer_cut_first(&m->cut, ahead->batch);
+    *way = way_of(l, m);
+    ahead->left--;
+    ahead->batch++;
+    if (ahead->batch == m->end && ahead->left != 0) {
+        ahead->mix++;
+        ahead->batch = l->mixes[ahead->mix].first;
+    }
+    return true;
+}
+
 size_t
 cer_loader_batches(const cer_loader *l)
 {

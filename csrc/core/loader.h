@@ -143,6 +143,20 @@ cer_status cer_loader_next(cer_loader *loader, cer_batch **out, cer_error *err);
 /* Whether next() neither waits for a thread nor gathers by itself. */
 bool cer_loader_is_ready(cer_loader *loader);
 
+/* A look at the batches that next() has not given yet, in their order. It ends
+ * with the next call of begin(), and stays where it is while next() is called.
+ * For the caller of next(). */
+typedef struct cer_loader_ahead {
+    size_t left;  /* batches */
+    size_t mix;   /* of the pass; the next batch is in it */
+    size_t batch; /* of the mix */
+} cer_loader_ahead;
+
+cer_loader_ahead cer_loader_look_ahead(const cer_loader *loader);
+/* The rows of the next batch and how it is loaded; false: there is none. */
+bool cer_loader_look(const cer_loader *loader, cer_loader_ahead *ahead,
+                     size_t *n_rows, cer_part_way *way);
+
 /* Counts of the pass, without the batches that `start` skipped. These two and
  * cer_loader_buffers take no lock: they may be called while another thread is
  * in any function but cer_loader_free, and in a forked child. */

@@ -95,7 +95,8 @@ enum {
     X(int, cudaEventCreateWithFlags, (void **out, unsigned flags))             \
     X(int, cudaEventDestroy, (void *event))                                    \
     X(int, cudaEventRecord, (void *event, void *stream))                       \
-    X(int, cudaEventSynchronize, (void *event))
+    X(int, cudaEventSynchronize, (void *event))                                \
+    X(int, cudaGraphLaunch, (void *graph, void *stream))
 
 /* Driver functions, from the runtime's cudaGetDriverEntryPoint. */
 #define CER_CUDA_DRIVER_LIST(X)                                                \

@@ -188,11 +188,11 @@ cer_cudnn_session_open(const char *path, cer_device *device, void *stream,
 {
     cer_cudnn_session s = {.device = device};
     cer_status status = load(path, &s, err);
-    cer_cuda_visit visit;
+    cer_device_visit visit;
     int code;
 
     if (status != CER_OK ||
-        (status = cer_device_cuda_enter(device, &visit, err)) != CER_OK)
+        (status = cer_device_enter(device, &visit, err)) != CER_OK)
         return status;
     if ((code = s.cudnnCreate(&s.handle)) != 0) {
         status = failed(&s, "cudnnCreate", "a handle", code, err);
@@ -206,22 +206,22 @@ cer_cudnn_session_open(const char *path, cer_device *device, void *stream,
     *out = s;
 
 done:
-    cer_device_cuda_leave(device, &visit);
+    cer_device_leave(device, &visit);
     return status;
 }
 
 void
 cer_cudnn_session_close(cer_cudnn_session *session)
 {
-    cer_cuda_visit visit;
+    cer_device_visit visit;
     cer_status status;
 
     if (session->handle == NULL)
         return;
-    status = cer_device_cuda_enter(session->device, &visit, NULL);
+    status = cer_device_enter(session->device, &visit, NULL);
     (void)session->cudnnDestroy(session->handle);
     if (status == CER_OK)
-        cer_device_cuda_leave(session->device, &visit);
+        cer_device_leave(session->device, &visit);
     session->handle = NULL;
 }
 
@@ -451,8 +451,8 @@ cer_cudnn_conv_plan(const cer_cudnn_session *session,
 {
     static const int modes[] = {HEURISTIC_A, HEURISTIC_FALLBACK};
     cer_cudnn_conv made = {.plan = NULL};
-    cer_cuda_visit visit;
-    cer_status status = cer_device_cuda_enter(session->device, &visit, err);
+    cer_device_visit visit;
+    cer_status status = cer_device_enter(session->device, &visit, err);
 
     if (status != CER_OK)
         return status;
@@ -472,7 +472,7 @@ cer_cudnn_conv_plan(const cer_cudnn_session *session,
         *out = made;
     else
         cer_cudnn_conv_clear(session, &made);
-    cer_device_cuda_leave(session->device, &visit);
+    cer_device_leave(session->device, &visit);
     return status;
 }
 
@@ -497,9 +497,9 @@ cer_cudnn_conv_run(const cer_cudnn_session *session, const cer_cudnn_conv *conv,
         {PACK_WORKSPACE, TYPE_POINTER, 1, &workspace},
     };
     void *pack;
-    cer_cuda_visit visit;
+    cer_device_visit visit;
     int code;
-    cer_status status = cer_device_cuda_enter(session->device, &visit, err);
+    cer_status status = cer_device_enter(session->device, &visit, err);
 
     if (status != CER_OK)
         return status;
@@ -512,6 +512,6 @@ cer_cudnn_conv_run(const cer_cudnn_session *session, const cer_cudnn_conv *conv,
                             code, err);
         destroy(session, pack);
     }
-    cer_device_cuda_leave(session->device, &visit);
+    cer_device_leave(session->device, &visit);
     return status;
 }

@@ -26,14 +26,18 @@ cuda_of(cer_device *device)
 
 /* --- on the device and back ----------------------------------------------- */
 
-typedef cer_cuda_visit cuda_visit;
+typedef cer_device_visit cuda_visit;
 
-/* Returns 0, or the code of the call named in visit->failed. Pushes the context
- * on the thread's stack. Setting the device and setting it back would create a
- * context on the current device, which may have none. Any runtime call would do
- * so too, even for the capture mode, so the context comes first. */
+/* The visit that the thread is in: calls within it find all prepared. */
+static _Thread_local cer_device *inside;
+static _Thread_local cuda_visit *outermost;
+
+/* Pushes the context on the thread's stack. Setting the device and setting it
+ * back would create a context on the current device, which may have none. Any
+ * runtime call would do so too, even for the capture mode, so the context comes
+ * first. */
 static int
-enter(cuda_device *device, cuda_visit *visit)
+prepare(cuda_device *device, cuda_visit *visit)
 {
     cer_cudart *runtime = device->runtime;
     int code;
@@ -55,9 +59,9 @@ enter(cuda_device *device, cuda_visit *visit)
     return CER_CUDA_SUCCESS;
 }
 
-/* Restores what enter changed. An error here has occurred before. */
+/* Restores what prepare changed. An error here has occurred before. */
 static void
-put_back(cuda_device *device, cuda_visit *visit)
+restore(cuda_device *device, cuda_visit *visit)
 {
     cer_cudart *runtime = device->runtime;
     void *context;
@@ -68,6 +72,24 @@ put_back(cuda_device *device, cuda_visit *visit)
         (void)runtime->cudaGetLastError();
     if (visit->arrived)
         (void)runtime->cuCtxPopCurrent(&context);
+}
+
+/* Returns 0, or the code of the call named in visit->failed. */
+static int
+enter(cuda_device *device, cuda_visit *visit)
+{
+    visit->outermost = inside != &device->base;
+    if (visit->outermost)
+        return prepare(device, visit);
+    visit->failed = NULL;
+    return CER_CUDA_SUCCESS;
+}
+
+static void
+put_back(cuda_device *device, cuda_visit *visit)
+{
+    if (visit->outermost)
+        restore(device, visit);
 }
 
 /* Leaves, and reports the `code` of `call`. */
@@ -83,6 +105,50 @@ leave(cuda_device *device, cuda_visit *visit, const char *call, int code,
                                  code, err);
     put_back(device, visit);
     return status;
+}
+
+static cer_status
+cuda_enter(cer_device *device, cer_device_visit *visit, cer_error *err)
+{
+    cuda_device *self = cuda_of(device);
+    int code = enter(self, visit);
+
+    if (code != CER_CUDA_SUCCESS)
+        return leave(self, visit, NULL, code, err);
+    if (visit->outermost) {
+        visit->before = inside;
+        visit->around = outermost;
+        inside = device;
+        outermost = visit;
+    }
+    return CER_OK;
+}
+
+static void
+cuda_leave(cer_device *device, cer_device_visit *visit)
+{
+    if (visit->outermost) {
+        inside = visit->before;
+        outermost = visit->around;
+    }
+    put_back(cuda_of(device), visit);
+}
+
+/* Another thread's visits, or those of other devices around this one, stay as
+ * they are: the code outside finds what was there before the innermost. */
+static void
+cuda_step_out(void)
+{
+    if (inside != NULL)
+        restore(cuda_of(inside), outermost);
+}
+
+/* After a failure, the calls that follow report it. */
+static void
+cuda_step_in(void)
+{
+    if (inside != NULL && prepare(cuda_of(inside), outermost) != 0)
+        (void)cuda_of(inside)->runtime->cudaGetLastError();
 }
 
 /* Enters, makes one CUDA call and leaves: VISIT(cudaFree, (data)). */
@@ -361,6 +427,12 @@ cuda_run(cer_device *device, const cer_device_launch *launch, void *stream,
     return leave(self, &v, "cuLaunchKernel", code, err);
 }
 
+static cer_status
+cuda_launch_graph(cer_device *device, void *graph, void *stream, cer_error *err)
+{
+    VISIT(cudaGraphLaunch, (graph, stream));
+}
+
 /* --- the device ----------------------------------------------------------- */
 
 static void
@@ -383,6 +455,10 @@ drop(cer_device *device)
 
 static const cer_device_ops cuda_ops = {
     .drop = drop,
+    .enter = cuda_enter,
+    .leave = cuda_leave,
+    .step_out = cuda_step_out,
+    .step_in = cuda_step_in,
     .alloc = cuda_alloc,
     .give_back = cuda_give_back,
     .alloc_pinned = cuda_alloc_pinned,
@@ -402,6 +478,7 @@ static const cer_device_ops cuda_ops = {
     .copy = cuda_copy,
     .fill = cuda_fill,
     .run = cuda_run,
+    .launch_graph = cuda_launch_graph,
 };
 
 /* Creates the primary context and the runtime's state in it, so that errors
@@ -458,20 +535,4 @@ cer_device_cuda_new(cer_cudart *runtime, int index, const char *ptx,
     else
         *out = &self->base;
     return status;
-}
-
-cer_status
-cer_device_cuda_enter(cer_device *device, cer_cuda_visit *visit, cer_error *err)
-{
-    cuda_device *self = cuda_of(device);
-    int code = enter(self, visit);
-
-    return code == CER_CUDA_SUCCESS ? CER_OK
-                                    : leave(self, visit, NULL, code, err);
-}
-
-void
-cer_device_cuda_leave(cer_device *device, cer_cuda_visit *visit)
-{
-    put_back(cuda_of(device), visit);
 }

@@ -15,17 +15,4 @@
 cer_status cer_device_cuda_new(cer_cudart *runtime, int index, const char *ptx,
                                cer_device **out, cer_error *err);
 
-/* For other CUDA libraries: between the two, the thread's calls go to the
- * device and do not disturb graphs captured elsewhere. After a failure, do not
- * leave. */
-typedef struct cer_cuda_visit {
-    const char *failed; /* the call that failed */
-    int mode;           /* the capture mode to restore */
-    bool arrived;       /* a context must be popped */
-} cer_cuda_visit;
-
-cer_status cer_device_cuda_enter(cer_device *device, cer_cuda_visit *visit,
-                                 cer_error *err);
-void cer_device_cuda_leave(cer_device *device, cer_cuda_visit *visit);
-
 #endif

@@ -19,6 +19,7 @@
  * before a barrier may therefore only write shared memory, a kernel may have at
  * most one barrier, and nothing may be written twice with different values. */
 #include "../core/kernels_arith.h"
+#include "../core/lanes_shared.h"
 #include "../core/native_shared.h"
 
 enum { STRIDES = CER_KERNEL_TILE / CER_KERNEL_THREADS };
@@ -579,3 +580,14 @@ NATIVE(cer_native_sum_kernel, cer_native_sum, sum)
 NATIVE(cer_native_product_kernel, cer_native_product, product)
 NATIVE(cer_native_score_kernel, cer_native_score, score)
 NATIVE(cer_native_descend_kernel, cer_native_descend_one, descend)
+
+/* --- lanes ---------------------------------------------------------------- */
+
+extern "C" __global__ void __launch_bounds__(CER_KERNEL_THREADS)
+    cer_lane_kernel(const __grid_constant__ cer_lane_args a)
+{
+    const uint64_t i = (uint64_t)blockIdx.x * CER_KERNEL_THREADS + threadIdx.x;
+
+    if (i < a.items)
+        cer_lane_between(&a, i);
+}

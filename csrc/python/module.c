@@ -4,6 +4,7 @@
 #include <numpy/arrayobject.h>
 
 #include "cudart.h"
+#include "lanes.h"
 
 typedef int (*register_function)(PyObject *module);
 
@@ -24,7 +25,7 @@ static const register_function registrations[] = {
     core_register_depot,
     core_register_native,
     core_register_elementwise,
-    core_register_replay,
+    core_register_replay, core_register_lanes,
     core_register_regions,
     core_register_mt19937,
     core_register_matmul,
@@ -233,6 +234,7 @@ core_free(void *module)
 {
     (void)core_clear(module);
     cer_cudart_release(core_state_of_module(module)->cudart);
+    cer_lanes_free(core_state_of_module(module)->lanes);
 }
 
 static PyModuleDef_Slot core_slots[] = {

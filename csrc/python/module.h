@@ -37,6 +37,8 @@
     X(reduction)                                                               \
     X(regions)                                                                 \
     X(replay)                                                                  \
+    X(graph_replay)                                                            \
+    X(run_metrics)                                                             \
     X(unit_result)
 
 typedef struct core_state {
@@ -50,6 +52,8 @@ typedef struct core_state {
     PyObject *UnitCancelled;
     /* The CUDA runtime of this process; NULL until cuda_open. */
     struct cer_cudart *cudart;
+    /* The lanes of this process; NULL until the first. */
+    struct cer_lanes *lanes;
 } core_state;
 
 extern struct PyModuleDef core_module;
@@ -110,6 +114,7 @@ int core_register_elementwise(PyObject *module);
 int core_register_matmul(PyObject *module);
 int core_register_reductions(PyObject *module);
 int core_register_replay(PyObject *module);
+int core_register_lanes(PyObject *module);
 int core_register_regions(PyObject *module);
 int core_register_mt19937(PyObject *module);
 int core_register_entries(PyObject *module);

@@ -7,7 +7,6 @@
 #include <structmember.h>
 
 #include "cut.h"
-#include "device_loader.h"
 #include "py_depot.h"
 #include "py_dlpack.h"
 #include "py_loader.h"
@@ -25,6 +24,7 @@ typedef struct loader_object {
     PyObject *keep;  /* list: the row arrays of the parts */
     Py_ssize_t batch_size;
     Py_ssize_t last_rows;
+    cer_lane *lane; /* made when the first is needed */
     /* A call is working without the GIL, so no other may start. */
     bool busy;
 } loader_object;
@@ -322,6 +322,7 @@ loader_dealloc(PyObject *object)
      * behind work that needs the GIL. No other reference to the object exists.
      */
     Py_BEGIN_ALLOW_THREADS
+    cer_lane_free(self->lane);
     if (self->on_device != NULL)
         cer_device_loader_free(self->on_device);
     else
@@ -551,6 +552,58 @@ py_loader_is_on_host(const core_state *core, PyObject *object)
            ((loader_object *)object)->on_device == NULL;
 }
 
+cer_device_loader *
+py_loader_on_device(const core_state *core, PyObject *object)
+{
+    return Py_TYPE(object) == core->loader_type
+               ? ((loader_object *)object)->on_device
+               : NULL;
+}
+
+/* A lane is made once, because pinned memory is slow to get. */
+static int
+make_lane(loader_object *self)
+{
+    cer_error err = {0};
+    cer_status status;
+
+    if (self->lane != NULL)
+        return 0;
+    Py_BEGIN_ALLOW_THREADS
+    status = cer_lane_new(self->on_device, &self->lane, &err);
+    Py_END_ALLOW_THREADS
+    if (status == CER_OK)
+        return 0;
+    core_raise(core_state_of((PyObject *)self), &err);
+    return -1;
+}
+
+int
+py_loader_borrow(PyObject *object, void **stream, cer_lane **out)
+{
+    loader_object *self = (loader_object *)object;
+    bool known;
+
+    if (find_stream(self, stream, &known) < 0 || enter(self) < 0)
+        return -1;
+    if (make_lane(self) < 0) {
+        self->busy = false;
+        return -1;
+    }
+    *out = self->lane;
+    return 0;
+}
+
+void
+py_loader_give_back(PyObject *object, size_t last_rows)
+{
+    loader_object *self = (loader_object *)object;
+
+    self->busy = false;
+    if (last_rows != 0)
+        self->last_rows = (Py_ssize_t)last_rows;
+}
+
 int
 py_loader_take(PyObject *object, cer_batch **out)
 {
@@ -607,6 +660,8 @@ loader_close(PyObject *object, PyObject *Py_UNUSED(args))
     if (enter(self) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
+    cer_lane_free(self->lane);
+    self->lane = NULL;
     if (self->on_device != NULL)
         cer_device_loader_close(self->on_device);
     else

@@ -21,18 +21,6 @@ typedef struct replay_number {
     cer_dtype dtype; /* of the target */
 } replay_number;
 
-typedef struct replay_value { /* a tensor of one number, or a number */
-    const void *data;
-    cer_dtype dtype;
-    double number;
-} replay_value;
-
-typedef struct replay_metric {
-    PyObject *name;
-    replay_value value, weight;
-    bool weighted; /* otherwise the rows are the weight */
-} replay_metric;
-
 typedef struct replay_call {
     PyObject *run, *args, *kwargs; /* kwargs may be NULL */
     int (*native)(PyObject *run);  /* NULL: `run` is called from Python */
@@ -44,7 +32,7 @@ typedef struct replay_object {
     cer_tensor *inputs;
     replay_call *calls;
     replay_number *numbers;
-    replay_metric *metrics;
+    py_replay_metric *metrics;
     PyObject *context;       /* makes the context manager in which calls run */
     PyObject *enter, *leave; /* the names of its methods */
     Py_ssize_t runs;
@@ -56,15 +44,10 @@ typedef struct replay_object {
  */
 
 bool
-py_replay_fits(const core_state *core, PyObject *object, const cer_batch *batch)
+py_replay_are_alike(const cer_tensor *ones, const cer_tensor *twos, size_t n)
 {
-    const replay_object *self = (const replay_object *)object;
-
-    if (Py_TYPE(object) != core->replay_type || self->runs >= self->most ||
-        batch->n_tensors != self->n_inputs)
-        return false;
-    for (size_t i = 0; i < self->n_inputs; i++) {
-        const cer_tensor *one = &batch->tensors[i], *two = &self->inputs[i];
+    for (size_t i = 0; i < n; i++) {
+        const cer_tensor *one = &ones[i], *two = &twos[i];
         size_t sizes = (size_t)two->ndim * sizeof two->shape[0];
 
         if (one->dtype != two->dtype || one->ndim != two->ndim ||
@@ -73,6 +56,16 @@ py_replay_fits(const core_state *core, PyObject *object, const cer_batch *batch)
             return false;
     }
     return true;
+}
+
+bool
+py_replay_fits(const core_state *core, PyObject *object, const cer_batch *batch)
+{
+    const replay_object *self = (const replay_object *)object;
+
+    return Py_TYPE(object) == core->replay_type && self->runs < self->most &&
+           batch->n_tensors == self->n_inputs &&
+           py_replay_are_alike(batch->tensors, self->inputs, self->n_inputs);
 }
 
 static void
@@ -154,7 +147,7 @@ py_replay_run(PyObject *object, const cer_batch *batch)
 }
 
 static double
-read_value(const replay_value *value)
+read_value(const py_replay_value *value)
 {
     double number = value->number;
 
@@ -169,7 +162,7 @@ py_replay_measure(PyObject *object, cer_metrics *metrics, int64_t rows)
     const replay_object *self = (const replay_object *)object;
 
     for (size_t i = 0; i < self->n_metrics; i++) {
-        const replay_metric *metric = &self->metrics[i];
+        const py_replay_metric *metric = &self->metrics[i];
         Py_ssize_t length;
         const char *name = PyUnicode_AsUTF8AndSize(metric->name, &length);
         double weight =
@@ -216,9 +209,8 @@ read_sizes(PyObject *sizes, int32_t ndim, int64_t *out)
     return 0;
 }
 
-/* (address, dtype, shape, strides) */
-static int
-read_input(PyObject *item, void *out)
+int
+py_replay_read_input(PyObject *item, void *out)
 {
     cer_tensor *input = out;
     unsigned long long address;
@@ -284,7 +276,7 @@ read_number(PyObject *item, void *out)
 
 /* A number or (address, dtype) */
 static int
-read_a_value(PyObject *item, replay_value *value)
+read_a_value(PyObject *item, py_replay_value *value)
 {
     unsigned long long address;
     const char *dtype;
@@ -304,11 +296,10 @@ read_a_value(PyObject *item, replay_value *value)
     return 0;
 }
 
-/* (name, value, weight or None) */
-static int
-read_metric(PyObject *item, void *out)
+int
+py_replay_read_metric(PyObject *item, void *out)
 {
-    replay_metric *metric = out;
+    py_replay_metric *metric = out;
     PyObject *name, *value, *weight;
 
     if (!PyArg_ParseTuple(item, "UOO", &name, &value, &weight) ||
@@ -321,9 +312,8 @@ read_metric(PyObject *item, void *out)
     return 0;
 }
 
-/* Reads a list of tuples into a new array, which counts what it has. */
-static int
-read_list(PyObject *list, size_t size, int (*read)(PyObject *item, void *out),
+int
+py_replay_read_list(PyObject *list, size_t size, int (*read)(PyObject *item, void *out),
           void *array, size_t *n)
 {
     PyObject *tuple = core_tuple(list, "a Replay needs lists of tuples");
@@ -360,13 +350,13 @@ make(replay_object *self, PyObject *lists[4], PyObject *context)
 {
     const core_state *core = core_state_of((PyObject *)self);
 
-    if (read_list(lists[0], sizeof *self->inputs, read_input, &self->inputs,
+    if (py_replay_read_list(lists[0], sizeof *self->inputs, py_replay_read_input, &self->inputs,
                   &self->n_inputs) < 0 ||
-        read_list(lists[1], sizeof *self->calls, read_a_call, &self->calls,
+        py_replay_read_list(lists[1], sizeof *self->calls, read_a_call, &self->calls,
                   &self->n_calls) < 0 ||
-        read_list(lists[2], sizeof *self->numbers, read_number, &self->numbers,
+        py_replay_read_list(lists[2], sizeof *self->numbers, read_number, &self->numbers,
                   &self->n_numbers) < 0 ||
-        read_list(lists[3], sizeof *self->metrics, read_metric, &self->metrics,
+        py_replay_read_list(lists[3], sizeof *self->metrics, py_replay_read_metric, &self->metrics,
                   &self->n_metrics) < 0)
         return -1;
     for (size_t i = 0; i < self->n_calls; i++) {

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "py_exchange.h"
+#include "py_lanes.h"
 #include "py_loader.h"
 #include "py_replay.h"
 #include "runner.h"
@@ -21,6 +22,8 @@ typedef struct runner {
     PyObject *batches;   /* its iterator */
     PyObject *step;
     PyObject *replays;   /* a list of Replay that `step` may add to, or NULL */
+    PyObject *graphs;    /* the same of GraphReplay, on a device */
+    PyObject *keep;      /* gets the RunMetrics of graphs; NULL: add them */
     cer_beat_page *page; /* or NULL */
     cer_metrics metrics;
     py_exchange exchange;
@@ -219,6 +222,23 @@ count(runner *r, int64_t rows)
     }
 }
 
+/* Adds the metrics of the batches of a run, and counts them; those that
+ * another run_unit has taken are not counted for the beat again. */
+static int
+add_run(runner *r, PyObject *metrics)
+{
+    Py_ssize_t n = py_run_metrics_batches(metrics);
+    int64_t rows;
+
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (py_run_metrics_add(metrics, i, &r->metrics, &rows) < 0)
+            return -1;
+        r->metrics.batch = ++r->n_batches;
+        r->n_rows += rows;
+    }
+    return 0;
+}
+
 /* Calls the step; drops the batch, so that its buffer can be refilled. */
 static int
 take_step(runner *r, PyObject *batch, int64_t rows)
@@ -229,9 +249,35 @@ take_step(runner *r, PyObject *batch, int64_t rows)
     Py_DECREF(batch);
     if (metrics == NULL)
         return -1;
-    result = add_metrics(r, metrics, rows);
+    if (py_run_metrics_check(r->core, metrics)) {
+        result = add_run(r, metrics);
+    } else {
+        result = add_metrics(r, metrics, rows);
+        if (result == 0)
+            count(r, rows);
+    }
     Py_DECREF(metrics);
     return result;
+}
+
+/* Takes batches by their graphs. 1: some are done; 0: the next has none. */
+static int
+run_graphs(runner *r)
+{
+    PyObject *metrics, *result;
+    int ran = py_lanes_run(r->core, r->loader, r->graphs, r->page, &metrics);
+
+    if (ran <= 0)
+        return ran;
+    if (r->keep == NULL) {
+        ran = add_run(r, metrics) < 0 ? -1 : 1;
+    } else {
+        result = PyObject_CallOneArg(r->keep, metrics);
+        ran = result == NULL ? -1 : 1;
+        Py_XDECREF(result);
+    }
+    Py_DECREF(metrics);
+    return ran;
 }
 
 /* The replay for batches like this one, with a reference, or NULL. */
@@ -271,12 +317,11 @@ run_host_batch(runner *r)
         cer_owner_release(&batch->owner);
         if (result == 0)
             result = py_replay_measure(replay, &r->metrics, rows);
+        if (result == 0)
+            count(r, rows);
         Py_DECREF(replay);
     }
-    if (result < 0)
-        return -1;
-    count(r, rows);
-    return 1;
+    return result < 0 ? -1 : 1;
 }
 
 /* 1: a batch is done; 0: no more batches; -1: an exception. */
@@ -285,11 +330,15 @@ run_batch(runner *r)
 {
     PyObject *batch;
     int64_t rows;
+    int ran;
 
     if (check_cancelled(r) < 0)
         return -1;
     if (r->replays != NULL)
         return run_host_batch(r);
+    if (r->graphs != NULL && PyList_GET_SIZE(r->graphs) != 0 &&
+        (ran = run_graphs(r)) != 0)
+        return ran;
     batch = PyIter_Next(r->batches);
     if (batch == NULL)
         return PyErr_Occurred() ? -1 : 0;
@@ -297,10 +346,7 @@ run_batch(runner *r)
         Py_DECREF(batch);
         return -1;
     }
-    if (take_step(r, batch, rows) < 0)
-        return -1;
-    count(r, rows);
-    return 1;
+    return take_step(r, batch, rows) < 0 ? -1 : 1;
 }
 
 /* --- sums in and out ----------------------------------------------------- */
@@ -423,7 +469,8 @@ now_seconds(void)
 
 PyDoc_STRVAR(
     run_unit_doc,
-    "run_unit(loader, step, *, beat=None, sums=None, replays=None)\n--\n\n"
+    "run_unit(loader, step, *, beat=None, sums=None, replays=None,\n"
+    "         keep=None)\n--\n\n"
     "Call step(batch) for every batch of `loader` and sum the metrics.\n\n"
     "`loader` is iterable and has `last_rows`, the rows of its last\n"
     "batch. step returns a dict of metrics or None. A metric is a number,\n"
@@ -431,24 +478,28 @@ PyDoc_STRVAR(
     "batch's rows, and a mean of weight 0 does not count. Sums continue\n"
     "from `sums`, a dict of name to (sum, weight). If a Replay in the list\n"
     "`replays`, to which step may add, fits a batch of a Loader in main\n"
-    "memory, it takes the step instead. Returns a UnitResult. Raises\n"
+    "memory, it takes the step instead, and GraphReplays take batches of a\n"
+    "Loader on their device, as many as fit in succession. The numbers of\n"
+    "these are in a RunMetrics. It is summed, or given to keep(), so that a\n"
+    "later run_unit sums it when its step returns it. Returns a UnitResult,\n"
+    "which lacks what was given to keep(). Raises\n"
     "UnitCancelled if the flag of `beat`, a BeatPage, is set, and any\n"
     "exception of step.");
 
 static PyObject *
 run_unit(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"loader", "step",    "beat",
-                               "sums",   "replays", NULL};
+    static char *keywords[] = {"loader",  "step", "beat", "sums",
+                               "replays", "keep", NULL};
     runner r = {.core = core_state_of_module(module)};
     PyObject *beat = Py_None, *sums = Py_None, *result = NULL;
-    PyObject *replays = Py_None;
+    PyObject *replays = Py_None, *keep = Py_None;
     double start = now_seconds();
     int more;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOO:run_unit", keywords,
-                                     &r.loader, &r.step, &beat, &sums,
-                                     &replays))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOO:run_unit",
+                                     keywords, &r.loader, &r.step, &beat, &sums,
+                                     &replays, &keep))
         return NULL;
     if (beat != Py_None && (r.page = py_beat_page_get(r.core, beat)) == NULL)
         return NULL;
@@ -462,6 +513,9 @@ run_unit(PyObject *module, PyObject *args, PyObject *kwargs)
     }
     if (replays != Py_None && py_loader_is_on_host(r.core, r.loader))
         r.replays = replays;
+    if (replays != Py_None && py_loader_on_device(r.core, r.loader) != NULL)
+        r.graphs = replays;
+    r.keep = keep == Py_None ? NULL : keep;
     r.last_rows = PyUnicode_InternFromString("last_rows");
     r.batches = PyObject_GetIter(r.loader);
     if (r.last_rows == NULL || r.batches == NULL ||

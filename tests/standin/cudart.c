@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "kernels.h"
+#include "lanes_kernel.h"
 #include "native_kernels.h"
 
 #ifdef STANDIN_OLD
@@ -44,6 +45,7 @@ enum {
 #define MAX_KERNELS 64
 #define MAX_ARGS 4096
 #define MAX_PUSHED 4
+#define MAX_CALLS 64
 
 /* --- state ---------------------------------------------------------------- */
 
@@ -53,11 +55,13 @@ typedef enum kind {
     KIND_STREAM,
     KIND_EVENT,
     KIND_MODULE,
+    KIND_GRAPH,
+    KIND_EXEC,
     KIND_COUNT
 } kind;
 
-static const char *const kind_names[KIND_COUNT] = {"device", "pinned", "stream",
-                                                   "event", "module"};
+static const char *const kind_names[KIND_COUNT] = {
+    "device", "pinned", "stream", "event", "module", "graph", "exec"};
 
 /* A resource that the caller must free. */
 typedef struct thing {
@@ -76,9 +80,11 @@ typedef struct marker {
     stream *stream; /* its queue's, until done */
 } marker;
 
+typedef struct graph graph;
+
 typedef struct operation {
     struct operation *next;
-    enum { COPY, FILL, KERNEL, RECORD, WAIT } what;
+    enum { COPY, FILL, KERNEL, RECORD, WAIT, GRAPH } what;
     void *to;
     const void *from;
     void *staged; /* bytes of `from`, read at the call */
@@ -87,12 +93,25 @@ typedef struct operation {
     void (*reference)(const void *args);
     int kernel; /* Cerebro's own if `reference` is NULL */
     marker *marker;
+    graph *graph;
 } operation;
+
+/* Captured work; one that can be launched shares it. */
+struct graph {
+    unsigned number, users; /* handles, launches, and a capture */
+    int device;
+    operation *first, **last;
+};
+
+typedef struct exec {
+    graph *graph;
+} exec;
 
 struct stream {
     unsigned number;
     int device;
     bool capturing;
+    graph *recorded; /* of a capture that makes a graph */
     operation *first, **last;
 };
 
@@ -133,7 +152,7 @@ static thing *things;
 static size_t device_bytes[MAX_DEVICES];
 static bool contexts[MAX_DEVICES]; /* primary contexts that exist */
 static stream default_streams[MAX_DEVICES];
-static unsigned n_streams, n_events;
+static unsigned n_streams, n_events, n_graphs;
 static stream *captured;
 static registered_kernel kernels[MAX_KERNELS];
 static unsigned n_kernels;
@@ -143,6 +162,10 @@ static unsigned fail_in;       /* calls; 0: not armed */
 static bool fail_always;
 static int fail_code;
 static char failed[64];
+static struct {
+    char name[64];
+    unsigned n;
+} calls[MAX_CALLS]; /* of each function */
 static char broken[64]; /* the work that is queued but not done */
 static atomic_int *gate;
 
@@ -209,6 +232,7 @@ read_environment(void)
     last_fault[0] = '\0';
     captured = NULL;
     memset(contexts, 0, sizeof contexts);
+    memset(calls, 0, sizeof calls);
 }
 
 static void
@@ -315,6 +339,30 @@ standin_fail(const char *name, unsigned nth, int code)
     CONTROL(arm(name, nth, code));
 }
 
+static void
+count_call(const char *name)
+{
+    unsigned i = 0;
+
+    while (i < MAX_CALLS - 1 && calls[i].n != 0 &&
+           strcmp(calls[i].name, name) != 0)
+        i++;
+    (void)snprintf(calls[i].name, sizeof calls[i].name, "%s", name);
+    calls[i].n++;
+}
+
+unsigned
+standin_calls(const char *name)
+{
+    unsigned n = 0;
+
+    take();
+    for (int i = 0; i < MAX_CALLS; i++)
+        n += name == NULL || strcmp(calls[i].name, name) == 0 ? calls[i].n : 0;
+    give();
+    return n;
+}
+
 const char *
 standin_failed(void)
 {
@@ -419,6 +467,7 @@ begin(const char *name)
     bool is_it;
 
     take();
+    count_call(name);
     is_it = fail_function[0] == '\0' || strcmp(fail_function, name) == 0;
     if (is_it && (fail_always || (fail_in != 0 && --fail_in == 0))) {
         (void)snprintf(failed, sizeof failed, "%s", name);
@@ -578,9 +627,33 @@ drop_marker(marker *m)
 }
 
 static void run_until(marker *m);
+static void drop_graph(graph *g);
 
 static void
-run_operation(operation *o)
+free_operation(operation *o)
+{
+    drop_marker(o->marker);
+    drop_graph(o->graph);
+    free(o->staged);
+    free(o);
+}
+
+static void
+drop_graph(graph *g)
+{
+    operation *o;
+
+    if (g == NULL || --g->users != 0)
+        return;
+    while ((o = g->first) != NULL) {
+        g->first = o->next;
+        free_operation(o);
+    }
+    free(g);
+}
+
+static void
+run_operation(const operation *o)
 {
     switch (o->what) {
     case COPY:
@@ -602,10 +675,12 @@ run_operation(operation *o)
     case WAIT:
         run_until(o->marker);
         break;
+    case GRAPH:
+        for (const operation *each = o->graph->first; each != NULL;
+             each = each->next)
+            run_operation(each);
+        break;
     }
-    drop_marker(o->marker);
-    free(o->staged);
-    free(o);
 }
 
 static void
@@ -617,6 +692,7 @@ run_one(stream *s)
     if (s->first == NULL)
         s->last = &s->first;
     run_operation(o);
+    free_operation(o);
 }
 
 static void
@@ -679,7 +755,8 @@ is_broken(const operation *o)
                                         [FILL] = "fill",
                                         [KERNEL] = "kernel",
                                         [RECORD] = "record",
-                                        [WAIT] = "wait"};
+                                        [WAIT] = "wait",
+                                        [GRAPH] = "graph"};
 
     if (strcmp(broken, "crash") == 0)
         abort();
@@ -702,9 +779,17 @@ enqueue(stream *s, const operation *o)
         if (o->what == RECORD)
             o->marker->done = true;
         drop_marker(o->marker);
+        drop_graph(o->graph);
         *own = (operation){.what = COPY, .staged = o->staged};
     }
     own->next = NULL;
+    if (s->recorded != NULL) {
+        if (o->what >= RECORD)
+            fault("a capture of more than copies, fills and kernels");
+        *s->recorded->last = own;
+        s->recorded->last = &own->next;
+        return;
+    }
     *s->last = own;
     s->last = &own->next;
     if (!deferred)
@@ -1063,6 +1148,10 @@ FUNCTION(cudaStreamSynchronize, (void *handle))
 
     pass_gate();
     code = begin_on_stream("cudaStreamSynchronize", handle, &s);
+    if (code == SUCCESS && s->recorded != NULL) {
+        fault("cudaStreamSynchronize on a stream that is captured");
+        code = CAPTURE_UNSUPPORTED;
+    }
     if (code == SUCCESS)
         drain(s);
     return end(code);
@@ -1079,7 +1168,7 @@ FUNCTION(cudaStreamIsCapturing, (void *handle, int *status))
         return end(code);
     if (captured != NULL && (uintptr_t)handle <= 1)
         return end(CAPTURE_IMPLICIT);
-    *status = s->capturing;
+    *status = s->capturing || s->recorded != NULL;
     return end(SUCCESS);
 }
 
@@ -1175,6 +1264,141 @@ FUNCTION(cudaEventSynchronize, (void *handle))
     if (code == SUCCESS && e->marker != NULL)
         run_until(e->marker);
     return end(code);
+}
+
+/* --- the runtime: graphs -----------------------------------------------------
+ */
+
+FUNCTION(cudaStreamBeginCapture, (void *handle, int mode))
+{
+    stream *s;
+    int code = begin_on_stream("cudaStreamBeginCapture", handle, &s);
+
+    (void)mode;
+    if (code == SUCCESS && (s->recorded != NULL || (uintptr_t)handle <= 2)) {
+        fault("a capture that cannot begin");
+        code = INVALID_VALUE;
+    }
+    if (code == SUCCESS) {
+        s->recorded = must(calloc(1, sizeof *s->recorded));
+        *s->recorded =
+            (graph){.number = ++n_graphs, .users = 1, .device = s->device};
+        s->recorded->last = &s->recorded->first;
+    }
+    return end(code);
+}
+
+FUNCTION(cudaStreamEndCapture, (void *handle, void **out))
+{
+    stream *s;
+    int code = begin_on_stream("cudaStreamEndCapture", handle, &s);
+
+    if (code == SUCCESS && s->recorded == NULL)
+        code = INVALID_VALUE;
+    if (code == SUCCESS) {
+        *out = s->recorded;
+        s->recorded = NULL;
+        add_thing(KIND_GRAPH, *out, 0);
+    }
+    return end(code);
+}
+
+FUNCTION(cudaGraphInstantiate, (void **out, void *from, unsigned long long how))
+{
+    int code = begin_on_device("cudaGraphInstantiate");
+    exec *e;
+
+    (void)how;
+    if (code == SUCCESS && find_thing(KIND_GRAPH, from) == NULL)
+        code = INVALID_VALUE;
+    if (code == SUCCESS) {
+        e = must(malloc(sizeof *e));
+        e->graph = from;
+        e->graph->users++;
+        add_thing(KIND_EXEC, e, 0);
+        *out = e;
+    }
+    return end(code);
+}
+
+FUNCTION(cudaGraphLaunch, (void *handle, void *on))
+{
+    stream *s;
+    operation o = {.what = GRAPH};
+    int code = begin_on_stream("cudaGraphLaunch", on, &s);
+    const exec *e = handle;
+
+    if (code == SUCCESS && find_thing(KIND_EXEC, e) == NULL) {
+        fault("cudaGraphLaunch of what is not a graph");
+        code = INVALID_VALUE;
+    }
+    if (code == SUCCESS && e->graph->device != thread_device) {
+        fault("cudaGraphLaunch of a graph of device %d", e->graph->device);
+        code = INVALID_VALUE;
+    }
+    if (code != SUCCESS)
+        return end(code);
+    note("graph s%u g%u", s->number, e->graph->number);
+    o.graph = e->graph;
+    o.graph->users++;
+    enqueue(s, &o);
+    return end(SUCCESS);
+}
+
+FUNCTION(cudaGraphExecDestroy, (void *handle))
+{
+    int code = begin_on_device("cudaGraphExecDestroy");
+    exec *e = handle;
+
+    if (remove_thing(KIND_EXEC, e, "cudaGraphExecDestroy")) {
+        drop_graph(e->graph);
+        free(e);
+    } else if (code == SUCCESS) {
+        code = INVALID_VALUE;
+    }
+    return end(code);
+}
+
+FUNCTION(cudaGraphDestroy, (void *handle))
+{
+    int code = begin_on_device("cudaGraphDestroy");
+
+    if (remove_thing(KIND_GRAPH, handle, "cudaGraphDestroy"))
+        drop_graph(handle);
+    else if (code == SUCCESS)
+        code = INVALID_VALUE;
+    return end(code);
+}
+
+static void
+train(const void *args)
+{
+    const standin_step *a = args;
+    float weight = *a->weight;
+
+    for (int i = 0; i < 4; i++) {
+        const uint8_t *input = a->inputs[i];
+
+        for (uint64_t k = 0; k < a->bytes[i]; k++)
+            weight = weight * 0.999f + *a->rate * (float)input[k] / 255.0f;
+    }
+    *a->weight = *a->loss = weight;
+    *a->sum += (double)weight;
+}
+
+int
+standin_train(void *handle, const standin_step *step)
+{
+    stream *s;
+    operation o = {.what = KERNEL, .reference = train};
+    int code = begin_on_stream("standin_train", handle, &s);
+
+    if (code != SUCCESS)
+        return end(code);
+    note("launch s%u train", s->number);
+    o.staged = memcpy(must(malloc(sizeof *step)), step, sizeof *step);
+    enqueue(s, &o);
+    return end(SUCCESS);
 }
 
 /* --- the driver --------------------------------------------------------------
@@ -1348,7 +1572,8 @@ find_kernel(const char *name, function *out)
             return true;
         }
     }
-    if (cer_native_kernel_find(name, &out->reference, &out->bytes))
+    if (cer_native_kernel_find(name, &out->reference, &out->bytes) ||
+        cer_lane_kernel_find(name, &out->reference, &out->bytes))
         return true;
     if (!cer_kernel_find(name, &kernel))
         return false;

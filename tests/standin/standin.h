@@ -10,12 +10,16 @@
  * late as CUDA allows: when the host waits for it, for later work or for the
  * whole device. A missing wait then shows as wrong bytes.
  *
+ * Graphs are made as with CUDA, of copies, fills and kernels, by a capture
+ * (cudaStreamBeginCapture, cudaStreamEndCapture, cudaGraphInstantiate). A launch
+ * queues their work as one piece.
+ *
  * The environment configures a process: STANDIN_DEVICES (1), STANDIN_MEMORY
  * (bytes per device, 1 GB), STANDIN_FAIL (function:nth:code), STANDIN_DEFER
  * (1), STANDIN_ODD (a seed: deferred work is sometimes done earlier, on any
  * stream that need not wait), STANDIN_VERSION (13000), STANDIN_DRIVER (13000)
- * and STANDIN_BREAK: "copy", "fill", "kernel", "record" or "wait" is queued but
- * not done, "crash" ends the process when work is queued, and "hang" never
+ * and STANDIN_BREAK: "copy", "fill", "kernel", "record", "wait" or "graph" is
+ * queued but not done, "crash" ends the process when work is queued, and "hang" never
  * returns from it.
  */
 #ifndef STANDIN_H
@@ -24,6 +28,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #if defined(__GNUC__)
 #define STANDIN_API __attribute__((visibility("default")))
@@ -43,8 +48,8 @@ STANDIN_API void standin_defer(bool on);
 STANDIN_API void standin_fail(const char *function, unsigned nth, int code);
 STANDIN_API const char *standin_failed(void); /* the failed call, or NULL */
 
-/* Unfreed resources: "device", "pinned", "stream", "event", "module"; NULL:
- * all. */
+/* Unfreed resources: "device", "pinned", "stream", "event", "module", "graph",
+ * "exec" (a graph that can be launched); NULL: all. */
 STANDIN_API size_t standin_left(const char *kind);
 STANDIN_API size_t standin_device_bytes(int device);
 /* Whether the device got its primary context since the last reset. */
@@ -55,12 +60,29 @@ STANDIN_API unsigned standin_faults(void);
 STANDIN_API const char *standin_fault(void);
 
 /* The queued work, one line each: "copy_to s1 16", "record s1 e1", "wait s0
- * e1", "fill s1 8", "launch s1 name", "copy_from ...", "copy_on ...". Streams
+ * e1", "fill s1 8", "launch s1 name", "graph s1 g1", "copy_from ...",
+ * "copy_on ...". Streams
  * and events are numbered in order of creation; s0 is the default. */
 STANDIN_API unsigned standin_log_lines(void);
 STANDIN_API const char *standin_log_line(unsigned i);
 
-/* Starts a graph capture on this stream (NULL: ends it). */
+/* Calls of this function since the last reset; NULL: of all. */
+STANDIN_API unsigned standin_calls(const char *function);
+
+/* Queues a step of a model that has one weight: for every byte of the inputs,
+ * weight = weight * 0.999 + rate * byte / 255, in order, as float32. Then the
+ * loss is the weight and the sum grows by it. */
+typedef struct standin_step {
+    const void *inputs[4];
+    uint64_t bytes[4];
+    float *weight, *loss;
+    double *sum;
+    const float *rate;
+} standin_step;
+STANDIN_API int standin_train(void *stream, const standin_step *step);
+
+/* Starts a framework's capture on this stream, which Cerebro must not use
+ * (NULL: ends it). */
 STANDIN_API void standin_capture(void *stream);
 
 /* The next cudaStreamSynchronize sets *flag to 1 and continues when it is 2, or
