@@ -226,6 +226,9 @@ class Depot:
     def device(self) -> Device: ...
     @property
     def resident_bytes(self) -> int: ...
+    @property
+    def stream(self) -> int:
+        """The stream on which kernels make batches if the consumer's stream is not known."""
     def has(self, reader: ShardReader, column: str, /) -> bool: ...
     def bring(self, reader: ShardReader, column: str, /) -> None: ...
     def drop(self, reader: ShardReader | None = None, /) -> int: ...
@@ -337,7 +340,8 @@ def run_unit(
     *,
     beat: BeatPage | None = None,
     sums: dict[str, tuple[float, float]] | None = None,
-    replays: list[Replay] | None = None,
+    replays: list[Replay] | list[GraphReplay] | None = None,
+    keep: Callable[[RunMetrics], object] | None = None,
 ) -> UnitResult:
     """Call ``step(batch)`` for every batch of `loader` and sum the metrics.
 
@@ -346,6 +350,10 @@ def run_unit(
     continue from `sums`. Where one of `replays`, to which `step` may add, fits a batch of a
     `Loader` in main memory, it takes the step instead. Raises ``UnitCancelled`` if the page's flag
     is set, TypeError naming a metric that is not a number, and any error of `step`.
+
+    GraphReplays in `replays` take batches of a loader on their device, as many as fit in
+    succession. Their numbers are read at the end of such a run, as a `RunMetrics`. It is summed, or
+    given to `keep` and left out of the result; a later call sums it if its step returns it.
     """
 
 class MatMul:
@@ -528,6 +536,63 @@ class Replay:
         metrics: Iterable[tuple[str, Any, Any]],
         context: Callable[[], Any],
     ) -> Replay: ...
+
+class GraphReplay:
+    """A step in a CUDA graph, which :func:`run_unit` takes without Python code.
+
+    Tensors are addresses of device memory that must outlive this object. Those in one list differ
+    only in their graphs, inputs and outputs; each is for batches of one size.
+
+    Parameters
+    ----------
+    device
+        The device of the batches.
+    launch
+        The handle of a ``cudaGraphExec_t``, or a callable that launches the graph on the unit's
+        stream. An exception of it ends the unit.
+    inputs, metrics
+        As for :class:`Replay`; one input has at least one dimension, the rows.
+    rates
+        Addresses of float32 numbers.
+    prepare
+        ``prepare(n)`` is called before `n` launches in succession. It returns n x len(rates)
+        float32 values as a C-contiguous buffer (the rates before each launch), None if the rates
+        stay as they are, or a number m < n if only m batches can be taken now; then it is asked
+        again for m, unless that is 0.
+    context
+        Makes the context manager in which a run's launches are.
+
+    Attributes
+    ----------
+    runs
+        The number of launches.
+    most
+        The number of runs from which on :func:`run_unit` calls ``step`` instead.
+    failed
+        Whether a run has failed: its launch, or a call of the device.
+    """
+
+    runs: int
+    most: int
+    failed: bool
+    def __new__(
+        cls,
+        device: Device,
+        launch: int | Callable[[], object],
+        inputs: Iterable[tuple[int, str, tuple[int, ...], tuple[int, ...]]],
+        metrics: Iterable[tuple[str, Any, Any]],
+        rates: Iterable[int],
+        prepare: Callable[[int], Any] | None,
+        context: Callable[[], Any],
+    ) -> GraphReplay: ...
+
+class RunMetrics:
+    """The metrics of batches that :func:`run_unit` took by graphs, in order."""
+
+    @property
+    def batches(self) -> int: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...
 
 def step_number(formula: str, lr: float, beta: float, t: float, /) -> float:
     """Return a number as a :class:`Replay` computes it for step `t`."""

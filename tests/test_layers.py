@@ -41,6 +41,7 @@ C_LAYERS = [
     ["batch", "kernels"],
     ["depot", "device_check", "loader", "native_kernels"],
     ["device_loader"],
+    ["lanes"],
 ]
 
 # Folders and files at the top of the package, from the lowest layer up. A file may import from the

@@ -49,7 +49,9 @@ def run_batches(
     if device == "cpu" and getattr(model, "framework", None) != "jax":
         return _core.run_unit(source, step, beat=beat, replays=replays)
     deferred = _Deferred(source, step)
-    result = _core.run_unit(source, deferred, beat=beat, replays=replays)
+    result = _core.run_unit(
+        source, deferred, beat=beat, replays=replays, keep=deferred.keep_run
+    )
     if not deferred.entries:
         return result
     deferred.read_numbers()
@@ -73,6 +75,10 @@ class _Deferred:
         self.entries.append((self._source.last_rows, values))
         if self._ahead is not None:
             self._ahead.batch_queued()
+
+    def keep_run(self, metrics: _core.RunMetrics) -> None:
+        """Keep the numbers of batches that graphs have taken, in their place among the others."""
+        self.entries.append((0, metrics))
 
     def read_numbers(self) -> None:
         """Replace tensors on a device by numbers."""

@@ -154,10 +154,10 @@ alloc_once(cer_device *device, const cer_device_allocator *from, size_t bytes,
     if (from == NULL)
         return device->ops->alloc(device, bytes, out, err);
     if (device->ops->step_out != NULL)
-        device->ops->step_out();
+        device->ops->step_out(device);
     status = from->alloc(from->context, device->index, bytes, out, ticket, err);
     if (device->ops->step_in != NULL)
-        device->ops->step_in();
+        device->ops->step_in(device);
     return status;
 }
 

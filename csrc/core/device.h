@@ -52,7 +52,7 @@ typedef struct cer_device_visit {
     const char *failed; /* the call that failed */
     int mode;           /* the rest is what must be restored */
     bool arrived, outermost;
-    cer_device *before;
+    cer_device *device;
     struct cer_device_visit *around;
 } cer_device_visit;
 

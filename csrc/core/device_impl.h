@@ -21,8 +21,8 @@ typedef struct cer_device_ops {
     void (*leave)(cer_device *device, cer_device_visit *visit);
     /* Restores the thread's own state, also within visits, and puts the
      * device's back; NULL as for `enter`. */
-    void (*step_out)(void);
-    void (*step_in)(void);
+    void (*step_out)(cer_device *device);
+    void (*step_in)(cer_device *device);
     /* CER_NOMEM if memory is short, and only then. */
     cer_status (*alloc)(cer_device *device, size_t bytes, void **out,
                         cer_error *err);

@@ -1,3 +1,6 @@
+/* lanes_run.c -- one lane's batches; see lanes.h. A group of batches is opened
+ * when the one before it has ended: its places are taken from the loader into
+ * the pinned memory of its slot, whose fence, GROUPS groups ago, is done. */
 #include <string.h>
 
 #include "lanes_impl.h"

@@ -255,6 +255,10 @@ cer_cudart_open(const cer_cudart_search *search, cer_cudart **out,
         return status;
     if ((runtime = cer_calloc(1, sizeof *runtime)) == NULL)
         return cer_fail(err, CER_NOMEM, "out of memory for the CUDA runtime");
+    if (pthread_key_create(&runtime->visits, NULL) != 0) {
+        cer_free(runtime);
+        return cer_fail(err, CER_NOMEM, "out of memory for the CUDA runtime");
+    }
     atomic_init(&runtime->count, 1);
     if ((status = load_runtime(runtime, library, err)) != CER_OK ||
         (status = read_versions(runtime, err)) != CER_OK ||
@@ -264,7 +268,7 @@ cer_cudart_open(const cer_cudart_search *search, cer_cudart **out,
 
 done:
     if (status != CER_OK)
-        cer_free(runtime);
+        cer_cudart_release(runtime);
     return status;
 }
 
@@ -277,9 +281,11 @@ cer_cudart_retain(cer_cudart *runtime)
 void
 cer_cudart_release(cer_cudart *runtime)
 {
-    if (runtime != NULL && atomic_fetch_sub_explicit(&runtime->count, 1,
-                                                     memory_order_acq_rel) == 1)
-        cer_free(runtime);
+    if (runtime == NULL || atomic_fetch_sub_explicit(
+                               &runtime->count, 1, memory_order_acq_rel) != 1)
+        return;
+    (void)pthread_key_delete(runtime->visits);
+    cer_free(runtime);
 }
 
 /* --- its devices ---------------------------------------------------------- */

@@ -7,6 +7,7 @@
 #ifndef CER_CUDART_H
 #define CER_CUDART_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "cudart_calls.h"
@@ -18,6 +19,7 @@ typedef struct cer_cudart {
     CER_CUDA_DRIVER_LIST(CER_CUDART_MEMBER)
 #undef CER_CUDART_MEMBER
     atomic_size_t count;
+    pthread_key_t visits; /* device_cuda.c's: the visit a thread is in */
     int version; /* 12080 is 12.8 */
     int driver;  /* the newest CUDA that the driver supports */
     char path[CER_LIBRARY_PATH_BYTES];

@@ -28,9 +28,13 @@ cuda_of(cer_device *device)
 
 typedef cer_device_visit cuda_visit;
 
-/* The visit that the thread is in: calls within it find all prepared. */
-static _Thread_local cer_device *inside;
-static _Thread_local cuda_visit *outermost;
+/* The visit that the thread is in; NULL: none. Calls within it find all
+ * prepared. */
+static cuda_visit *
+visit_of(const cuda_device *device)
+{
+    return pthread_getspecific(device->runtime->visits);
+}
 
 /* Pushes the context on the thread's stack. Setting the device and setting it
  * back would create a context on the current device, which may have none. Any
@@ -78,7 +82,9 @@ restore(cuda_device *device, cuda_visit *visit)
 static int
 enter(cuda_device *device, cuda_visit *visit)
 {
-    visit->outermost = inside != &device->base;
+    const cuda_visit *around = visit_of(device);
+
+    visit->outermost = around == NULL || around->device != &device->base;
     if (visit->outermost)
         return prepare(device, visit);
     visit->failed = NULL;
@@ -115,40 +121,44 @@ cuda_enter(cer_device *device, cer_device_visit *visit, cer_error *err)
 
     if (code != CER_CUDA_SUCCESS)
         return leave(self, visit, NULL, code, err);
-    if (visit->outermost) {
-        visit->before = inside;
-        visit->around = outermost;
-        inside = device;
-        outermost = visit;
-    }
-    return CER_OK;
+    if (!visit->outermost)
+        return CER_OK;
+    visit->device = device;
+    visit->around = visit_of(self);
+    if (pthread_setspecific(self->runtime->visits, visit) == 0)
+        return CER_OK;
+    put_back(self, visit);
+    return cer_fail(err, CER_NOMEM, "out of memory for a thread's visit");
 }
 
 static void
 cuda_leave(cer_device *device, cer_device_visit *visit)
 {
-    if (visit->outermost) {
-        inside = visit->before;
-        outermost = visit->around;
-    }
-    put_back(cuda_of(device), visit);
+    cuda_device *self = cuda_of(device);
+
+    if (visit->outermost)
+        (void)pthread_setspecific(self->runtime->visits, visit->around);
+    put_back(self, visit);
 }
 
-/* Another thread's visits, or those of other devices around this one, stay as
- * they are: the code outside finds what was there before the innermost. */
+/* Of the innermost visit. One around it, of another device, stays. */
 static void
-cuda_step_out(void)
+cuda_step_out(cer_device *device)
 {
-    if (inside != NULL)
-        restore(cuda_of(inside), outermost);
+    cuda_visit *visit = visit_of(cuda_of(device));
+
+    if (visit != NULL)
+        restore(cuda_of(visit->device), visit);
 }
 
 /* After a failure, the calls that follow report it. */
 static void
-cuda_step_in(void)
+cuda_step_in(cer_device *device)
 {
-    if (inside != NULL && prepare(cuda_of(inside), outermost) != 0)
-        (void)cuda_of(inside)->runtime->cudaGetLastError();
+    cuda_visit *visit = visit_of(cuda_of(device));
+
+    if (visit != NULL && prepare(cuda_of(visit->device), visit) != 0)
+        (void)cuda_of(device)->runtime->cudaGetLastError();
 }
 
 /* Enters, makes one CUDA call and leaves: VISIT(cudaFree, (data)). */

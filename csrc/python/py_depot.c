@@ -216,7 +216,16 @@ static PyMemberDef depot_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
+static PyObject *
+depot_get_stream(PyObject *object, void *Py_UNUSED(closure))
+{
+    return PyLong_FromVoidPtr(cer_depot_stream(
+        ((depot_object *)object)->depot, CER_DEPOT_KERNELS));
+}
+
 static PyGetSetDef depot_getset[] = {
+    {"stream", depot_get_stream, NULL,
+     "The stream of kernels for consumers whose stream is not known.", NULL},
     {"resident_bytes", depot_get_resident, NULL, "Bytes of resident shards.",
      NULL},
     {"limit", depot_get_limit, depot_set_limit,
