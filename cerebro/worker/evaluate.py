@@ -49,9 +49,7 @@ def run_batches(
     if device == "cpu" and getattr(model, "framework", None) != "jax":
         return _core.run_unit(source, step, beat=beat, replays=replays)
     deferred = _Deferred(source, step)
-    result = _core.run_unit(
-        source, deferred, beat=beat, replays=replays, keep=deferred.keep_run
-    )
+    result = _core.run_unit(source, deferred, beat=beat, replays=replays, keep=deferred.keep_run)
     if not deferred.entries:
         return result
     deferred.read_numbers()

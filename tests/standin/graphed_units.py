@@ -62,7 +62,7 @@ class Unit:
 
     def __init__(self, data: Any, *, size: int = 16, residence: str = "auto", threads: int = 0):
         self.depot = _core.Depot(cuda.open_device("cuda:0"))
-        self.stream = self.depot.stream
+        self.stream: int = self.depot.stream
         self.loader = _core.Loader(
             data.view.loader_parts(),
             compile_plan(data.columns, data.transforms),
@@ -121,12 +121,13 @@ class Unit:
 
     # --- steps ---------------------------------------------------------------------
 
-    def rate_of(self, step: int) -> np.float32:
+    def rate_of(self, step: int) -> Any:
         return np.float32(0.5 / (1 + step))
 
     def views_of(self, batch: dict[str, Any]) -> list[Any]:
         capsules = [tensor.__dlpack__(stream=self.stream) for tensor in batch.values()]
-        return [(capsule, describe(capsule)[1], batch[k]) for capsule, k in zip(capsules, batch)]
+        tensors = batch.values()
+        return [(c, describe(c)[1], tensor) for c, tensor in zip(capsules, tensors, strict=True)]
 
     def step(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Take an ordinary step: copy the batch, set the rate, launch, and read the metrics."""

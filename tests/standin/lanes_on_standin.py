@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,7 @@ def test_streamed_and_resident_mixes_in_one_pass(
 def test_rates_that_stay_are_not_set(make_unit: Callable[..., Unit]) -> None:
     one, two = make_unit(), make_unit()
     for unit in (one, two):
-        unit.rate_of = lambda _: np.float32(0.25)  # type: ignore[method-assign]
+        unit.rate_of = lambda step: np.float32(0.25)  # type: ignore[method-assign]
     expected = facts(one, one.run())
 
     def step(batch: Any) -> Any:
@@ -153,8 +154,11 @@ def test_sums_continue_and_wait_for_their_turn(
         entries.append(step(batch))
         rows.append(unit.loader.last_rows)
 
-    unit.replays.clear()
-    first = unit.run(step=note, keep=lambda metrics: (entries.append(metrics), rows.append(0)))
+    def keep(metrics: _core.RunMetrics) -> None:
+        entries.append(metrics)
+        rows.append(0)
+
+    first = unit.run(step=note, keep=keep)
     assert first.batches == unit.taken and first.sums == {}
 
     class Kept:
@@ -358,9 +362,7 @@ def test_the_beat_counts_batches_and_rows(make_unit: Callable[..., Unit]) -> Non
 
 @pytest.mark.parametrize("residence", ["auto", "streamed"])
 @pytest.mark.parametrize("call", CALLS)
-def test_a_failing_call_is_named(
-    make_unit: Callable[..., Unit], call: str, residence: str
-) -> None:
+def test_a_failing_call_is_named(make_unit: Callable[..., Unit], call: str, residence: str) -> None:
     """Each call of a run in turn; what the unit used is free afterwards."""
     failures = 0
     for nth in [*range(1, 12), 40]:
@@ -412,12 +414,10 @@ def test_lanes_do_not_change_each_other(
     make_unit: Callable[..., Unit], ordinary: Found, lanes: int
 ) -> None:
     units = [
-        make_unit(
-            residence="streamed" if i % 5 == 3 else "auto", threads=2 if i % 4 == 1 else 0
-        )
+        make_unit(residence="streamed" if i % 5 == 3 else "auto", threads=2 if i % 4 == 1 else 0)
         for i in range(lanes)
     ]
-    results = run_in_threads(units, [lambda unit=unit: run_by_graphs(unit) for unit in units])
+    results = run_in_threads(units, [partial(run_by_graphs, unit) for unit in units])
     assert results == [ordinary] * lanes
 
 
@@ -425,19 +425,6 @@ def test_a_lane_that_fails_leaves_the_others_alone(
     make_unit: Callable[..., Unit], ordinary: Found
 ) -> None:
     units = [make_unit() for _ in range(4)]
-    page = _core.BeatPage()
-
-    def cancelled(unit: Unit) -> Any:
-        def prepare(n: int) -> Any:
-            threading.Timer(0.001, page.cancel).start()
-            return unit.prepare(n)
-
-        def launcher(graph: Graph) -> Callable[[], None]:
-            return lambda: checked(runtime.cudaGraphLaunch(graph.handle, unit.stream))
-
-        return unit.run(
-            step=unit.step_and_record(WARM_UP, prepare=prepare, launch=launcher), beat=page
-        )
 
     def failed(unit: Unit) -> Any:
         def launcher(graph: Graph) -> int:
@@ -469,22 +456,21 @@ def test_one_failing_call_fails_one_lane(
     for unit in units:
         unit.run()
         unit.record()
-    expected = [(unit.run(1), unit.state)[1] for unit in [make_warm(make_unit)]]
+    warm = make_unit()
+    warm.run()
+    warm.record()
+    expected = [find_state(warm)]
     runtime.standin_fail(call.encode(), nth, 1)
-    results = run_in_threads(
-        units, [lambda unit=unit: (unit.run(1), unit.state)[1] for unit in units]
-    )
+    results = run_in_threads(units, [partial(find_state, unit) for unit in units])
     wrong = [result for result in results if isinstance(result, BaseException)]
     assert len(wrong) == (runtime.standin_failed() is not None) and len(wrong) <= 1
     assert all(call in str(error) for error in wrong)
     assert [r for r in results if not isinstance(r, BaseException)] == expected * (3 - len(wrong))
 
 
-def make_warm(make_unit: Callable[..., Unit]) -> Unit:
-    unit = make_unit()
-    unit.run()
-    unit.record()
-    return unit
+def find_state(unit: Unit) -> tuple[float, float]:
+    unit.run(1)
+    return unit.state
 
 
 # --- arguments -------------------------------------------------------------------------
@@ -493,7 +479,7 @@ def make_warm(make_unit: Callable[..., Unit]) -> Unit:
 def test_invalid_arguments_are_refused(make_unit: Callable[..., Unit]) -> None:
     unit = make_unit()
     device = unit.depot.device
-    rest = ([], [], [], None, unit.context)
+    rest: tuple[Any, ...] = ([], [], [], None, unit.context)
     with pytest.raises(TypeError, match="launch must be a graph's handle, an int, or a callable"):
         _core.GraphReplay(device, "graph", *rest)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="launch is 0"):
@@ -503,7 +489,7 @@ def test_invalid_arguments_are_refused(make_unit: Callable[..., Unit]) -> None:
     with pytest.raises(TypeError, match="prepare must be a callable or None"):
         _core.GraphReplay(device, 1, [], [], [], 3, unit.context)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        _core.RunMetrics()  # type: ignore[abstract]
+        _core.RunMetrics()
     unit.run()
     unit.record()
     unit.replays.append(

@@ -18,9 +18,9 @@
  * (bytes per device, 1 GB), STANDIN_FAIL (function:nth:code), STANDIN_DEFER
  * (1), STANDIN_ODD (a seed: deferred work is sometimes done earlier, on any
  * stream that need not wait), STANDIN_VERSION (13000), STANDIN_DRIVER (13000)
- * and STANDIN_BREAK: "copy", "fill", "kernel", "record", "wait" or "graph" is
- * queued but not done, "crash" ends the process when work is queued, and "hang" never
- * returns from it.
+ * and STANDIN_BREAK: "copy", "fill", "kernel", "record", "wait" or "graph", or
+ * several with commas, are queued but not done, "crash" ends the process when
+ * work is queued, and "hang" never returns from it.
  */
 #ifndef STANDIN_H
 #define STANDIN_H
