@@ -86,7 +86,7 @@ struct cer_device_loader {
     char note[NOTE_BYTES];   /* of the pass */
     char chains[NOTE_BYTES]; /* why columns are made on the host */
     bool staged_all;
-    bool hold; /* stage no batches ahead */
+    bool hold;        /* stage no batches ahead */
     cer_error failed; /* reported after the batches ahead */
     cer_batch *ahead[AHEAD];
     size_t n_ahead;
@@ -775,7 +775,8 @@ cer_device_loader_next(cer_device_loader *l, void *stream, cer_batch **out,
     return status;
 }
 
-/* --- batches written elsewhere --------------------------------------------- */
+/* --- batches written elsewhere ---------------------------------------------
+ */
 
 cer_device_ahead
 cer_device_loader_look_ahead(const cer_device_loader *l)

@@ -155,8 +155,7 @@ rest(cer_lanes *l, visited *at)
     cer_lane *oldest = NULL;
 
     for (cer_lane *lane = l->first; lane != NULL; lane = lane->next) {
-        if (oldest == NULL ||
-            (lane->awaits_loader && !oldest->awaits_loader) ||
+        if (oldest == NULL || (lane->awaits_loader && !oldest->awaits_loader) ||
             (lane->awaits_loader == oldest->awaits_loader &&
              lane->waiting_since < oldest->waiting_since))
             oldest = lane;

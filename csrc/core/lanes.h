@@ -51,7 +51,7 @@ typedef struct cer_lane_run {
     size_t n;     /* batches, from 1 to CER_LANE_MOST; each fits a graph */
     const cer_lane_graph *graphs;
     size_t n_graphs;
-    size_t n_values; /* numbers of a step */
+    size_t n_values;    /* numbers of a step */
     void *const *rates; /* addresses of float32 in device memory */
     size_t n_rates;
     const float *rate_values; /* n x n_rates, before each launch; NULL: they
@@ -95,7 +95,8 @@ void cer_lane_launched(cer_lane *lane);
 cer_status cer_lane_end(cer_lane *lane, uint64_t *kept, size_t *done,
                         cer_error *err);
 
-/* --- driving --------------------------------------------------------------- */
+/* --- driving ---------------------------------------------------------------
+ */
 
 typedef struct cer_lanes cer_lanes;
 

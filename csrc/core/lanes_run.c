@@ -222,9 +222,8 @@ open_group(cer_lane *l, bool may_wait, cer_error *err)
 static cer_status
 copy_batch(cer_lane *l, size_t n_rows, void *const *to, cer_error *err)
 {
-    const intptr_t stream = l->run.stream == NULL
-                                ? (intptr_t)CER_STREAM_LEGACY
-                                : (intptr_t)l->run.stream;
+    const intptr_t stream = l->run.stream == NULL ? (intptr_t)CER_STREAM_LEGACY
+                                                  : (intptr_t)l->run.stream;
     cer_batch *b = NULL;
     cer_status status =
         cer_device_loader_next(l->loader, l->run.stream, &b, err);
@@ -344,8 +343,7 @@ take(cer_lane *l, bool may_wait, size_t *graph)
         return;
     }
     if (status == CER_OK)
-        status = cer_device_launch_graph(l->device,
-                                         l->run.graphs[*graph].graph,
+        status = cer_device_launch_graph(l->device, l->run.graphs[*graph].graph,
                                          l->run.stream, &l->error);
     if (status != CER_OK)
         cer_lane_fail(l);

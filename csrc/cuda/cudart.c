@@ -281,8 +281,8 @@ cer_cudart_retain(cer_cudart *runtime)
 void
 cer_cudart_release(cer_cudart *runtime)
 {
-    if (runtime == NULL || atomic_fetch_sub_explicit(
-                               &runtime->count, 1, memory_order_acq_rel) != 1)
+    if (runtime == NULL || atomic_fetch_sub_explicit(&runtime->count, 1,
+                                                     memory_order_acq_rel) != 1)
         return;
     (void)pthread_key_delete(runtime->visits);
     cer_free(runtime);

@@ -219,8 +219,8 @@ static PyMemberDef depot_members[] = {
 static PyObject *
 depot_get_stream(PyObject *object, void *Py_UNUSED(closure))
 {
-    return PyLong_FromVoidPtr(cer_depot_stream(
-        ((depot_object *)object)->depot, CER_DEPOT_KERNELS));
+    return PyLong_FromVoidPtr(
+        cer_depot_stream(((depot_object *)object)->depot, CER_DEPOT_KERNELS));
 }
 
 static PyGetSetDef depot_getset[] = {

@@ -67,8 +67,8 @@ py_run_metrics_add(PyObject *object, Py_ssize_t batch, cer_metrics *metrics,
     *rows = self->rows[batch];
     for (Py_ssize_t i = 0; i < n; i++) {
         Py_ssize_t length;
-        const char *name = PyUnicode_AsUTF8AndSize(
-            PyTuple_GET_ITEM(self->names, i), &length);
+        const char *name =
+            PyUnicode_AsUTF8AndSize(PyTuple_GET_ITEM(self->names, i), &length);
         cer_error err = {0};
 
         if (name == NULL)
@@ -92,8 +92,8 @@ new_run_metrics(const core_state *core, const graph_replay *replay, size_t n)
         return NULL;
     self->n = (Py_ssize_t)n;
     self->rows = cer_calloc(n, sizeof *self->rows);
-    self->numbers = cer_calloc(n * 2 * replay->n_metrics + 1,
-                               sizeof *self->numbers);
+    self->numbers =
+        cer_calloc(n * 2 * replay->n_metrics + 1, sizeof *self->numbers);
     self->names = PyTuple_New((Py_ssize_t)replay->n_metrics);
     if (self->names == NULL || self->rows == NULL || self->numbers == NULL) {
         Py_DECREF(self);
@@ -318,8 +318,8 @@ take_rates(lane_run *r, PyObject *made, size_t n_rates)
     size_t bytes = r->run.n * n_rates * sizeof(float);
     const char *format;
 
-    if (PyObject_GetBuffer(made, &r->rates,
-                           PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0) {
+    if (PyObject_GetBuffer(made, &r->rates, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) <
+        0) {
         if (!PyErr_ExceptionMatches(PyExc_Exception))
             return -1;
         PyErr_Clear();
@@ -341,16 +341,15 @@ prepare(lane_run *r)
     const graph_replay *first = replay_at(r, 0);
 
     while (first->prepare != Py_None && r->run.n != 0) {
-        PyObject *made = PyObject_CallFunction(first->prepare, "n",
-                                               (Py_ssize_t)r->run.n);
+        PyObject *made =
+            PyObject_CallFunction(first->prepare, "n", (Py_ssize_t)r->run.n);
         Py_ssize_t fewer;
         int result;
 
         if (made == NULL)
             return -1;
         if (!PyLong_Check(made)) {
-            result =
-                made == Py_None ? 0 : take_rates(r, made, first->n_rates);
+            result = made == Py_None ? 0 : take_rates(r, made, first->n_rates);
             Py_DECREF(made);
             return result;
         }

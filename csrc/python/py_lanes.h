@@ -9,8 +9,8 @@
 #include "runner.h"
 
 /* Takes the next batches of a Loader on a device for which a list has
- * GraphReplays, as many as there are in succession. 1: *out is a new RunMetrics;
- * 0: the next batch has none; -1: an exception. */
+ * GraphReplays, as many as there are in succession. 1: *out is a new
+ * RunMetrics; 0: the next batch has none; -1: an exception. */
 int py_lanes_run(core_state *core, PyObject *loader, PyObject *replays,
                  cer_beat_page *page, PyObject **out);
 

@@ -313,8 +313,9 @@ py_replay_read_metric(PyObject *item, void *out)
 }
 
 int
-py_replay_read_list(PyObject *list, size_t size, int (*read)(PyObject *item, void *out),
-          void *array, size_t *n)
+py_replay_read_list(PyObject *list, size_t size,
+                    int (*read)(PyObject *item, void *out), void *array,
+                    size_t *n)
 {
     PyObject *tuple = core_tuple(list, "a Replay needs lists of tuples");
     char *items;
@@ -350,14 +351,16 @@ make(replay_object *self, PyObject *lists[4], PyObject *context)
 {
     const core_state *core = core_state_of((PyObject *)self);
 
-    if (py_replay_read_list(lists[0], sizeof *self->inputs, py_replay_read_input, &self->inputs,
-                  &self->n_inputs) < 0 ||
-        py_replay_read_list(lists[1], sizeof *self->calls, read_a_call, &self->calls,
-                  &self->n_calls) < 0 ||
-        py_replay_read_list(lists[2], sizeof *self->numbers, read_number, &self->numbers,
-                  &self->n_numbers) < 0 ||
-        py_replay_read_list(lists[3], sizeof *self->metrics, py_replay_read_metric, &self->metrics,
-                  &self->n_metrics) < 0)
+    if (py_replay_read_list(lists[0], sizeof *self->inputs,
+                            py_replay_read_input, &self->inputs,
+                            &self->n_inputs) < 0 ||
+        py_replay_read_list(lists[1], sizeof *self->calls, read_a_call,
+                            &self->calls, &self->n_calls) < 0 ||
+        py_replay_read_list(lists[2], sizeof *self->numbers, read_number,
+                            &self->numbers, &self->n_numbers) < 0 ||
+        py_replay_read_list(lists[3], sizeof *self->metrics,
+                            py_replay_read_metric, &self->metrics,
+                            &self->n_metrics) < 0)
         return -1;
     for (size_t i = 0; i < self->n_calls; i++) {
         replay_call *call = &self->calls[i];

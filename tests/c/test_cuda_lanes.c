@@ -86,10 +86,8 @@ close_all(void)
 static void *
 capture(const unit *u, size_t n_rows)
 {
-    standin_step step = {.weight = u->weight,
-                         .loss = u->loss,
-                         .sum = u->sum,
-                         .rate = u->rate};
+    standin_step step = {
+        .weight = u->weight, .loss = u->loss, .sum = u->sum, .rate = u->rate};
     cer_device_visit visit;
     void *stream, *graph, *made;
     cer_error err = {0};
@@ -144,10 +142,8 @@ open_unit(unit *u, cer_residence residence, uint32_t threads)
         {.name = "id"},
         {.name = "v"},
         {.name = "img", .ops = &scale, .n_ops = 1}};
-    const cer_load_options options = {.batch_size = 2,
-                                      .seed = 3,
-                                      .shuffle = true,
-                                      .threads = threads};
+    const cer_load_options options = {
+        .batch_size = 2, .seed = 3, .shuffle = true, .threads = threads};
     cer_error err = {0};
 
     *u = (unit){.depot = NULL};
@@ -188,7 +184,8 @@ begin_pass(unit *u, cer_error *err)
                                    0, SIZE_MAX, err);
 }
 
-/* --- ordinary steps -------------------------------------------------------- */
+/* --- ordinary steps --------------------------------------------------------
+ */
 
 static cer_status
 take_ordinary(unit *u, cer_error *err)
@@ -200,23 +197,22 @@ take_ordinary(unit *u, cer_error *err)
 
     if (status != CER_OK)
         return status;
-    status =
-        b->block.place->join(b->block.place, (intptr_t)u->stream, err);
+    status = b->block.place->join(b->block.place, (intptr_t)u->stream, err);
     for (size_t i = 0; status == CER_OK && i < COLUMNS; i++)
         status = cer_device_copy(device, u->inputs[i], b->tensors[i].data,
                                  b->n_rows * row_bytes[i], CER_COPY_ON_DEVICE,
                                  u->stream, err);
     if (status == CER_OK)
-        status = cer_device_copy(device, u->rate, &u->rates[u->done],
-                                 sizeof(float), CER_COPY_TO_DEVICE, u->stream,
-                                 err);
+        status =
+            cer_device_copy(device, u->rate, &u->rates[u->done], sizeof(float),
+                            CER_COPY_TO_DEVICE, u->stream, err);
     if (status == CER_OK)
-        status = cer_device_launch_graph(
-            device, u->graphs[b->n_rows - 1].graph, u->stream, err);
+        status = cer_device_launch_graph(device, u->graphs[b->n_rows - 1].graph,
+                                         u->stream, err);
     for (size_t i = 0; status == CER_OK && i < 2; i++)
-        status = cer_device_copy(device, &u->kept[2 * u->done + i], from[i],
-                                 bytes[i], CER_COPY_FROM_DEVICE, u->stream,
-                                 err);
+        status =
+            cer_device_copy(device, &u->kept[2 * u->done + i], from[i],
+                            bytes[i], CER_COPY_FROM_DEVICE, u->stream, err);
     if (status == CER_OK)
         status = cer_device_stream_sync(device, u->stream, err);
     u->done += status == CER_OK;
@@ -224,7 +220,8 @@ take_ordinary(unit *u, cer_error *err)
     return status;
 }
 
-/* --- runs ------------------------------------------------------------------- */
+/* --- runs -------------------------------------------------------------------
+ */
 
 static cer_lane_run
 run_of(unit *u)
@@ -419,7 +416,8 @@ the_host_is_not_far_ahead(void)
     close_all();
 }
 
-/* --- failures --------------------------------------------------------------- */
+/* --- failures ---------------------------------------------------------------
+ */
 
 static void
 each_failing_call_is_reported(void)
@@ -496,7 +494,8 @@ a_cancelled_run_ends(void)
     close_all();
 }
 
-/* --- threads ---------------------------------------------------------------- */
+/* --- threads ----------------------------------------------------------------
+ */
 
 typedef struct worker {
     unit unit;

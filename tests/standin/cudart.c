@@ -165,7 +165,7 @@ static char failed[64];
 static struct {
     char name[64];
     unsigned n;
-} calls[MAX_CALLS]; /* of each function */
+} calls[MAX_CALLS];     /* of each function */
 static char broken[64]; /* the work that is queued but not done */
 static atomic_int *gate;
 
@@ -764,12 +764,9 @@ drain_all(void)
 static bool
 is_broken(const operation *o)
 {
-    static const char *const names[] = {[COPY] = "copy",
-                                        [FILL] = "fill",
-                                        [KERNEL] = "kernel",
-                                        [RECORD] = "record",
-                                        [WAIT] = "wait",
-                                        [GRAPH] = "graph"};
+    static const char *const names[] = {
+        [COPY] = "copy",     [FILL] = "fill", [KERNEL] = "kernel",
+        [RECORD] = "record", [WAIT] = "wait", [GRAPH] = "graph"};
 
     if (strcmp(broken, "crash") == 0)
         abort();

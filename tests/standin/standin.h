@@ -11,8 +11,8 @@
  * whole device. A missing wait then shows as wrong bytes.
  *
  * Graphs are made as with CUDA, of copies, fills and kernels, by a capture
- * (cudaStreamBeginCapture, cudaStreamEndCapture, cudaGraphInstantiate). A launch
- * queues their work as one piece.
+ * (cudaStreamBeginCapture, cudaStreamEndCapture, cudaGraphInstantiate). A
+ * launch queues their work as one piece.
  *
  * The environment configures a process: STANDIN_DEVICES (1), STANDIN_MEMORY
  * (bytes per device, 1 GB), STANDIN_FAIL (function:nth:code), STANDIN_DEFER
