@@ -35,7 +35,7 @@ def make_replay(
     opened = cuda.find_opened(str(device))
     if opened is None:
         return None
-    return _core.GraphReplay(  # type: ignore[attr-defined]
+    return _core.GraphReplay(
         device=opened,
         launch=launch,
         inputs=[describe_input(value) for value in static.values()],

@@ -647,6 +647,8 @@ lend(void *context, int device, size_t bytes, void **out, void **ticket,
 
     (void)device, (void)err;
     CHECK(bytes <= block->bytes);
+    CHECK_EQ_INT(standin_thread_device(), 0); /* it may run any code */
+    CHECK_EQ_INT(standin_thread_mode(), 0);
     *out = block->data;
     *ticket = NULL;
     return CER_OK;
@@ -688,6 +690,33 @@ free_pool(cer_device *device)
     cer_device_free(device, &pool);
     cer_device_release(device);
     nothing_left();
+}
+
+/* Also for a pool's code, which finds the thread as it was. */
+static void
+calls_in_succession_prepare_once(void)
+{
+    cer_device *device = device_with_pool();
+    cer_device_visit outer, inner;
+    cer_device_block block;
+    unsigned before = standin_calls("cuCtxPushCurrent");
+
+    CHECK_EQ_INT(cer_device_enter(device, &outer, NULL), CER_OK);
+    CHECK_EQ_INT(cer_device_enter(device, &inner, NULL), CER_OK);
+    CHECK_EQ_INT(cer_device_sync(device, NULL), CER_OK);
+    cer_device_leave(device, &inner);
+    CHECK_EQ_INT(cer_device_fill(device, pool.data, 3, 8, NULL, NULL), CER_OK);
+    CHECK_EQ_INT(standin_thread_device(), 1);
+    CHECK_EQ_INT(standin_calls("cuCtxPushCurrent") - before, 1);
+    CHECK_EQ_INT(cer_device_alloc(device, 64, CER_USE_OTHER, &block, NULL),
+                 CER_OK);
+    CHECK_EQ_INT(standin_thread_device(), 1);
+    CHECK_EQ_INT(standin_thread_mode(), 2);
+    cer_device_leave(device, &outer);
+    CHECK_EQ_INT(standin_thread_device(), 0);
+    CHECK_EQ_INT(standin_thread_mode(), 0);
+    cer_device_free(device, &block);
+    free_pool(device);
 }
 
 static void
@@ -880,7 +909,7 @@ CHECK_MAIN(the_runtime_says_what_it_is, an_older_runtime_serves_too,
            pinned_memory_is_read_late, without_pinned_memory_work_is_the_same,
            graphs_of_others_are_left_alone, errors_say_what_to_do,
            kernels_that_the_driver_refuses, short_memory_says_what_is_resident,
-           memory_of_a_pool_is_waited_for,
+           calls_in_succession_prepare_once, memory_of_a_pool_is_waited_for,
            blocks_of_a_pool_come_behind_its_last_owner,
            a_launch_finds_the_context, threads_share_a_device,
            every_call_fails_in_turn)
