@@ -28,7 +28,7 @@ LINES = {
     "dask.py": 20,
     "data": 8_600,
     "errors.py": 200,
-    "executors": 1_990,
+    "executors": 2_000,
     "integrations": 8_200,
     "jax.py": 10,
     "keras.py": 20,
@@ -45,9 +45,9 @@ LINES = {
     "space": 1_320,
     "spark.py": 20,
     "testing.py": 200,
-    "torch": 8_270,
+    "torch": 8_330,
     "transforms.py": 430,
-    "worker": 5_870,
+    "worker": 5_960,
 }
 """The most lines of Python in each folder and file of the package, a little above today's."""
 

@@ -336,8 +336,9 @@ class Model(TorchModel):
         update has about `accumulate` batches. Without this call it has as many, and the last one of
         a unit what is left.
         """
-        if self._network.own_trained() and self._graphed is not None:
-            self._graphed.request_check()
+        if self._network.own_trained():
+            for recorded in self._recorded:
+                recorded.request_check()
         if self._network.add_new_parameters():
             for recorded in self._recorded:
                 recorded.refuse("layers were added in training")

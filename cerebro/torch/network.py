@@ -48,8 +48,8 @@ class Network(Part):
     @property
     def frozen_bytes(self) -> int:
         """The bytes that only this network uses and that the state leaves out, and buffers."""
-        alone = (shared.tensor.nbytes for *_, shared in self._shared if len(shared.users) == 1)
-        return self._frozen_bytes + sum(alone)
+        alone = [shared.tensor for *_, shared in self._shared if len(shared.users) == 1]
+        return self._frozen_bytes + sum(int(tensor.nbytes) for tensor in alone)
 
     @property
     def parts(self) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import random
+import types
 
 import pytest
 
@@ -484,7 +485,7 @@ class Gpu:
 
     def __init__(self, monkeypatch):
         self.host = self.free = 0.0
-        clock = SimpleNamespace(perf_counter=lambda: self.host / 1000)
+        clock = types.SimpleNamespace(perf_counter=lambda: self.host / 1000)
         monkeypatch.setattr(diagnosis, "time", clock)
         monkeypatch.setattr(diagnosis, "_wait_for_gpu", self.wait)
 
@@ -502,7 +503,7 @@ class Gpu:
             net, optimizer=adam(net), loss=functional.cross_entropy, augment=augment, graph=graph
         )
         if recorder is not None:
-            made._train = made._compile_graphed_step(recorder)
+            made.capture(recorder)
         return made
 
 
@@ -525,10 +526,10 @@ def test_without_need_nothing_is_built_to_be_measured(monkeypatch, step):
 
 
 @pytest.mark.parametrize(
-    ("recorder", "graph"), [(Refuses(), None), (Waits(), None), (None, None), (Again(), False)]
+    ("recorder", "graph"), [(Refuses(), None), (Waits(), None), (Again(), False)]
 )
 def test_a_step_that_is_not_replayed_has_no_gain(monkeypatch, recorder, graph):
-    """It cannot be captured, waits for the GPU, is not a GPU's; or the user has decided."""
+    """It cannot be captured, or waits for the GPU; or the user has decided."""
     gpu = Gpu(monkeypatch)
     assert gain_on(gpu, (0.9, 0.3), lambda: gpu.model(0.1, 0.3, recorder, graph)) is None
 
