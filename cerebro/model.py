@@ -130,6 +130,8 @@ class Model(Protocol):
         The names of all columns that the model reads in training and evaluation. Batches then have
         only these columns, and the files of the others are not read. None (default): batches have
         all columns.
+    ``columns_spared``
+        The names of columns that evaluation can do without, such as that of the rows' weights.
     ``bind_info(info)``
         Called once, after `build`.
     ``begin_epoch(epoch)``, ``end_epoch(epoch, metrics)``

@@ -418,6 +418,12 @@ class Model(TorchModel):
         return names if weight is None else [*names, weight]
 
     @property
+    def columns_spared(self) -> list[str]:
+        """The columns that evaluation can do without: `weight`."""
+        weight = self._objective.weight
+        return [] if weight is None else [weight]
+
+    @property
     def inputs(self) -> Columns:
         """The network's inputs: a column, a list of columns or a mapping."""
         return self._inputs

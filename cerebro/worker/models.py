@@ -294,7 +294,9 @@ def find_fitting_columns(
     Raise UnfitDataError if the model names a column that does not fit.
     """
     read = read_columns(model, train.columns)
-    unfit = find_unfit_columns(train, data, what, read)
+    spared = set(getattr(model, "columns_spared", ())) - data.columns.keys()
+    needed = [name for name in read or train.columns if name not in spared]
+    unfit = find_unfit_columns(train, data, what, needed)
     if not unfit:
         return read_columns(model, data.columns), {}
     fitting = [name for name in data.columns if name not in unfit]

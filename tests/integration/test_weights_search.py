@@ -110,3 +110,17 @@ def test_workers_resuming_and_replay_change_nothing(
     assert cerebro.open(tmp_path / "run").saved.dataset("data").checksum == views[0].checksum
     with pytest.raises(cerebro.errors.InputError, match="data"):
         search((views[0].with_sampling(), views[1]), tmp_path / "run", if_exists="resume")
+
+
+def test_rows_without_weights_are_evaluated_without(inline: cerebro.Result, views: Any) -> None:
+    """Validation and `evaluate` need the columns that the loss reads, but not that of `weight`."""
+    _, valid = views
+    rows = next(iter(valid.in_order(len(valid), "numpy")))
+    bare = {name: rows[name] for name in ("x", "y")}
+    net = inline.trials[0].load().net
+    with torch.no_grad():
+        losses = EACH(net(torch.from_numpy(bare["x"])), torch.from_numpy(bare["y"]))
+    found = inline.trials[0].evaluate(bare)
+    assert found["loss"] == pytest.approx(float(losses.double().mean()), rel=1e-6)
+    with pytest.raises(cerebro.errors.InputError, match=r"column.* y"):
+        inline.trials[0].evaluate({"x": rows["x"], "w": rows["w"]})

@@ -136,6 +136,7 @@ class Model(BaseModel):
         self.framework, self.loads_in_place = backend, backend == "torch"
         self.net = net
         self._inputs, self._target, self._weight = inputs, target, weight
+        self.columns_spared = [] if weight is None else [weight]  # by evaluation
         column_names("inputs", inputs)
         column_names("target", target)
         self._class_weight = _check_weights(weight, class_weight, target)

@@ -140,6 +140,7 @@ class Model(BaseModel):
                 raise InputError(f"weight must be a column's name, not {weight!r}")
             check_weighting(estimator, "weight")
         self._weight = weight
+        self.columns_spared = [] if weight is None else [weight]  # by evaluation
 
     def bind_info(self, info: Any) -> None:
         """Take the classes from the training data unless they were given."""
