@@ -51,15 +51,28 @@ class FrozenTensor(Unchecked):
         return _take_fingerprint(self.tensor) == self.fingerprint
 
 
-_by_address: WeakValueDictionary[tuple[str, int], FrozenTensor] = WeakValueDictionary()
+_by_address: WeakValueDictionary[tuple[str, int] | None, FrozenTensor] = WeakValueDictionary()
 
 
 def find_shared(tensor: Any) -> FrozenTensor | None:
     """Return the shared tensor whose memory `tensor` uses, if there is one."""
-    return _by_address.get(_address_of(tensor))
+    return _by_address.get(address_of(tensor))
 
 
-def _address_of(tensor: Any) -> tuple[str, int]:
+def find_whole(parameter: Any) -> FrozenTensor | None:
+    """Return the shared tensor that a parameter is; None also for a part or another view of it."""
+    shared = find_shared(parameter)
+    if shared is None or shared.tensor.dtype != parameter.dtype:
+        return None
+    return shared if shared.tensor.is_set_to(parameter.data) else None
+
+
+def address_of(tensor: Any) -> tuple[str, int] | None:
+    """Return where an ordinary tensor's memory is; None for others, which may have several."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return None  # its class says what its memory means: quantized, not yet made, ...
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return None
     return str(tensor.device), tensor.untyped_storage().data_ptr()
 
 
@@ -83,8 +96,8 @@ class FrozenWeights(Unchecked):
 
     def share(self, parameter: Any, name: str) -> FrozenTensor | None:
         """Let a parameter use the shared tensor of its content; return None if it cannot."""
-        shared = find_shared(parameter)
-        if shared is None or shared.tensor.stride() != parameter.stride():
+        shared = find_whole(parameter)
+        if shared is None:
             if not _is_plain(parameter):
                 return None
             shared = self._find_or_add(parameter.data, name)
@@ -137,7 +150,7 @@ class FrozenWeights(Unchecked):
 
     def _add(self, tensor: Any, name: str, key: Key) -> FrozenTensor:
         shared = FrozenTensor(tensor, name, key, self)
-        _by_address[_address_of(tensor)] = shared
+        _by_address[address_of(tensor)] = shared
         self._by_key[key] = shared
         self._all.add(shared)
         return shared
@@ -145,12 +158,12 @@ class FrozenWeights(Unchecked):
 
 def _is_plain(parameter: Any) -> bool:
     """Return whether a parameter is an ordinary tensor that has its memory to itself."""
+    if address_of(parameter) is None:
+        return False
     data = parameter.data
-    if type(data) is not torch.Tensor or data.layout is not torch.strided or data.is_meta:
+    if data.is_quantized or data.is_conj() or data.is_neg() or data.nbytes == 0:
         return False
-    if data.is_conj() or data.is_neg() or data.nbytes == 0:
-        return False
-    return bool(data.untyped_storage().nbytes() == data.nbytes)
+    return bool(data.untyped_storage().nbytes() == data.nbytes and data.storage_offset() == 0)
 
 
 def _bytes_of(tensor: Any) -> Any:
@@ -183,7 +196,7 @@ def _map_file(path: Path, content: Any, content_hash: str) -> Any:
             return mapped
         path.unlink()  # of a process that was lost with its machine
     new = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
-    fd = open_plain(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    fd = open_plain(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)  # one that is left may be mapped
     try:
         with open(fd, "wb") as file:  # noqa: PTH123
             file.write(content)

@@ -11,7 +11,14 @@ import torch
 from cerebro.data.depots import move_batch
 from cerebro.errors import InputError
 from cerebro.model import BaseModel, Batch, Part, is_joinable
-from cerebro.torch.frozen import FrozenTensor, FrozenWeights, find_shared, make_own
+from cerebro.torch.frozen import (
+    FrozenTensor,
+    FrozenWeights,
+    address_of,
+    find_shared,
+    find_whole,
+    make_own,
+)
 from cerebro.torch.optimizer_step import groups_of
 from cerebro.torch.parameter_order import ParameterNames, in_fixed_order, in_own_order, split_state
 from cerebro.torch.state import (
@@ -85,17 +92,17 @@ class Network(Part):
         for tensor in others:
             if find_shared(tensor) is not None:
                 make_own(tensor)
-        moving = {tensor.untyped_storage().data_ptr() for tensor in others}
+        moving = {address_of(tensor) for tensor in others}
         # On a GPU, the weights of a recurrent layer are views of one tensor that the layer has.
         layers = self.net.modules() if self._is_on_gpu else ()
         moving |= {
-            p.untyped_storage().data_ptr()
+            address_of(p)
             for layer in layers
             if isinstance(layer, torch.nn.RNNBase)
             for p in layer.parameters()
         }
         for name, parameter in named:
-            is_alone = parameter.untyped_storage().data_ptr() not in moving
+            is_alone = address_of(parameter) not in moving
             if weights is not None and id(parameter) in ids and is_alone:
                 shared = weights.share(parameter, name)
                 if shared is not None:
@@ -301,7 +308,7 @@ def place(net: Any, optimizers: Sequence[Any], others: Iterable[Any], device: st
     if any(parameter.device.type != "cpu" for parameter in parameters):
         return
     for parameter in parameters:
-        shared = find_shared(parameter)
+        shared = find_whole(parameter)
         if shared is not None and not parameter.requires_grad:
             shared.weights.move(parameter, shared, torch.device(device))
     net.to(device)

@@ -33,6 +33,14 @@ class Unshared:
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
+    def __deepcopy__(self, memo: object) -> Unshared:
+        """Return the object itself: a copied `Info` shares what the `Info` shares."""
+        return self
+
+    def __reduce__(self) -> tuple[type[Unshared], tuple[int]]:
+        """Let an `Info` be sent to another process, where nothing is shared."""
+        return Unshared, (self.seed,)
+
     def make(self, name: str, make: Callable[[], Any]) -> Any:
         text = hashlib.sha256(f"{self.seed}/{name}".encode(errors="surrogatepass"))
         while True:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,6 +126,66 @@ def test_a_parameter_with_an_alias_is_not_shared(tmp_path: Path) -> None:
         assert layer.weight.data_ptr() == model.net.alias.data_ptr()
         assert layer.bias.data_ptr() == model.net.seen.data_ptr()
     assert models[0].net[0][1].weight.data_ptr() != models[1].net[0][1].weight.data_ptr()
+
+
+def test_parts_and_views_of_a_shared_tensor_stay_what_they_are(tmp_path: Path) -> None:
+    info = info_of(Sharing(0, str(tmp_path)))
+    base = info.shared("base", lambda: nn.Linear(WIDTH, WIDTH))
+    weight = base.weight.data
+    base.part = nn.Parameter(weight[:7], requires_grad=False)
+    base.bits = nn.Parameter(weight.view(torch.int32), requires_grad=False)
+    base.later = nn.Parameter(torch.rand(WIDTH)[WIDTH - 1 :].expand(WIDTH), requires_grad=False)
+    expected = [weight[:7].clone(), weight.view(torch.int32).clone(), base.later.clone()]
+    make_model(info.sharing, nn.Sequential(base, nn.Linear(WIDTH, 3)))
+    for parameter, value in zip((base.part, base.bits, base.later), expected, strict=True):
+        assert parameter.dtype == value.dtype
+        assert torch.equal(parameter, value)
+
+
+class Quantized(nn.Parameter):
+    """Has an ordinary tensor as its data, but its class says what the numbers mean."""
+
+
+def test_tensors_of_other_kinds_are_not_shared(tmp_path: Path) -> None:
+    """The values of a sparse adjacency, for instance, are not in one piece of memory."""
+
+    def make() -> Any:
+        net = nn.Linear(WIDTH, WIDTH)
+        net.packed = Quantized(torch.rand(WIDTH, WIDTH), requires_grad=False)
+        quantized = torch.quantize_per_tensor(torch.rand(WIDTH, WIDTH), 0.1, 0, torch.quint8)
+        net.quantized = nn.Parameter(quantized, requires_grad=False)
+        return net
+
+    info = info_of(Sharing(0, str(tmp_path)))
+    nets = [info.shared("base", make) for _ in range(2)]
+    for net in nets:
+        assert type(net.packed) is Quantized
+        assert net.quantized.is_quantized
+        make_model(info.sharing, nn.Sequential(net, nn.Linear(WIDTH, 3)))
+    assert nets[0].weight.data_ptr() == nets[1].weight.data_ptr()
+    assert nets[0].packed.data_ptr() != nets[1].packed.data_ptr()
+    assert torch.equal(nets[0].packed, nets[1].packed)
+    for layout in ("to_sparse", "to_sparse_csr"):
+        net = nn.Linear(WIDTH, 3)
+        net.register_buffer("adjacency", getattr(torch.eye(4), layout)())
+        model = cerebro.torch.Model(
+            net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), loss=nn.MSELoss()
+        )
+        model.bind_info(info)
+        assert net.adjacency.layout is getattr(torch.eye(4), layout)().layout
+
+
+def test_an_info_can_be_copied_and_sent(tmp_path: Path) -> None:
+    info = info_of(Sharing(3, str(tmp_path)))
+    base = info.shared("base", lambda: nn.Linear(WIDTH, WIDTH))
+    for same in (copy.deepcopy(info), dataclasses.replace(info, trial=1)):
+        again = same.shared("base", lambda: nn.Linear(1, 1))
+        assert again.weight.data_ptr() == base.weight.data_ptr()
+    assert dataclasses.asdict(info)["trial"] == 0
+    sent = pickle.loads(pickle.dumps(info))
+    again = sent.shared("base", lambda: nn.Linear(WIDTH, WIDTH))
+    assert again.weight.data_ptr() != base.weight.data_ptr()
+    assert torch.equal(again.weight, base.weight)
 
 
 def test_tied_parameters_stay_tied_in_a_shared_module(tmp_path: Path) -> None:
