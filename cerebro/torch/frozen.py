@@ -76,8 +76,20 @@ def address_of(tensor: Any) -> tuple[str, int] | None:
     return str(tensor.device), tensor.untyped_storage().data_ptr()
 
 
+_handed_out: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""The parameters of modules that `copy_module` has returned, by their `id`."""
+
+
+def is_handed_out(tensor: Any) -> bool:
+    """Return whether a tensor uses shared memory only because Cerebro has given it to it.
+
+    Otherwise it is somebody's alias of another tensor: what trains it has to change the other, too.
+    """
+    return _handed_out.get(id(tensor)) is tensor and find_shared(tensor) is not None
+
+
 def make_own(parameter: Any) -> None:
-    """Give a parameter or buffer that uses a shared tensor a copy of it."""
+    """Give a parameter that uses a shared tensor a copy of it."""
     parameter.data = parameter.data.clone(memory_format=torch.preserve_format)
 
 
@@ -123,6 +135,7 @@ class FrozenWeights(Unchecked):
                 same = torch.nn.Parameter(shared.tensor, requires_grad=False)
                 vars(same).update(vars(parameter))
                 memo[id(parameter)] = same
+                _handed_out[id(same)] = same
                 kept.append(shared)
         return copy.deepcopy(module, memo), kept
 

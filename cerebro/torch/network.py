@@ -17,6 +17,7 @@ from cerebro.torch.frozen import (
     address_of,
     find_shared,
     find_whole,
+    is_handed_out,
     make_own,
 )
 from cerebro.torch.optimizer_step import groups_of
@@ -90,7 +91,7 @@ class Network(Part):
         others = [p for part in self.parts for p in (*part.parameters(), *part.buffers())]
         others = [tensor for tensor in others if id(tensor) not in ids]
         for tensor in others:
-            if find_shared(tensor) is not None:
+            if is_handed_out(tensor):
                 make_own(tensor)
         moving = {address_of(tensor) for tensor in others}
         # On a GPU, the weights of a recurrent layer are views of one tensor that the layer has.

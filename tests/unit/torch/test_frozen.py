@@ -188,6 +188,22 @@ def test_an_info_can_be_copied_and_sent(tmp_path: Path) -> None:
     assert torch.equal(again.weight, base.weight)
 
 
+def test_a_trained_alias_of_a_shared_tensor_writes_to_it(tmp_path: Path) -> None:
+    """As without sharing, so that the write is found; a second base of the same model is apart."""
+    info = info_of(Sharing(0, str(tmp_path)))
+    base, trained = (info.shared("base", lambda: nn.Linear(WIDTH, WIDTH)) for _ in range(2))
+    trained.requires_grad_(True)
+    table = nn.Embedding.from_pretrained(base.weight, freeze=False)
+    model = make_model(info.sharing, nn.Sequential(base, trained, table))
+    with torch.no_grad():
+        trained.weight.add_(1)
+    assert info.sharing.find_written() == []
+    with torch.no_grad():
+        table.weight.add_(1)
+    assert torch.equal(model.net[0].weight, table.weight)
+    assert info.sharing.find_written() == ["weight"]
+
+
 def test_tied_parameters_stay_tied_in_a_shared_module(tmp_path: Path) -> None:
     info = info_of(Sharing(0, str(tmp_path)))
 
