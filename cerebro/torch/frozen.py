@@ -209,7 +209,7 @@ def _map_file(path: Path, content: Any, content_hash: str) -> Any:
             return mapped
         path.unlink()  # of a process that was lost with its machine
     new = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
-    fd = open_plain(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)  # one that is left may be mapped
+    fd = open_plain(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)  # others may map a left one
     try:
         with open(fd, "wb") as file:  # noqa: PTH123
             file.write(content)

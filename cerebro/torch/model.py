@@ -127,8 +127,8 @@ class Model(TorchModel):
 
         False: ordinary steps, all of them PyTorch's own.
     state
-        "all", or "trainable": leave parameters that do not require gradients (a frozen backbone)
-        out of states; `build` must then make the same frozen parameters every time. Models share
+        "all", or "trainable": leave parameters that are frozen from the beginning (a backbone) out
+        of states; `build` must then make the same frozen parameters every time. Models share
         those of equal content, see :meth:`cerebro.Info.shared`. Buffers, such
         as batch norm's statistics, are always part of the state, because training changes them even
         if parameters are frozen.

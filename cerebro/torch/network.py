@@ -26,7 +26,6 @@ from cerebro.torch.state import (
     advance_state,
     apply_settings,
     copy_settings,
-    frozen_names,
     load_net,
     load_scheduler,
 )
@@ -47,7 +46,9 @@ class Network(Part):
         self.names = ParameterNames(net, loss)
         self._built_with = len(self._parameters)  # those of layers added in training follow these
         self._is_partial = is_partial
-        self._shared: list[tuple[str, Any, FrozenTensor]] = []  # the names and parameters
+        self._left_out: dict[str, tuple[Any, FrozenTensor | None]] = {}
+        """The parameters that states leave out, frozen since they were built, and what is shared"""
+        self._find_left_out()
         self._frozen_bytes = self._count_frozen_bytes()
         parts = net.modules() if net.training else ()
         self._keep_evaluating = [part for part in parts if not part.training]
@@ -56,7 +57,8 @@ class Network(Part):
     @property
     def frozen_bytes(self) -> int:
         """The bytes that only this network uses and that the state leaves out, and buffers."""
-        alone = [shared.tensor for *_, shared in self._shared if len(shared.users) == 1]
+        shared = [item for _, item in self._left_out.values() if item is not None]
+        alone = (item.tensor for item in shared if len(item.users) == 1)
         return self._frozen_bytes + sum(int(tensor.nbytes) for tensor in alone)
 
     @property
@@ -85,9 +87,8 @@ class Network(Part):
         """
         weights: FrozenWeights | None
         weights = getattr(getattr(info, "sharing", None), "weights", None)
-        named = [*self.net.named_parameters()]
-        kept = [p for name, p in named if self._is_partial and not p.requires_grad]
-        ids = {id(parameter) for parameter in kept}
+        self._find_left_out()
+        ids = {id(parameter) for parameter, _ in self._left_out.values()}
         others = [p for part in self.parts for p in (*part.parameters(), *part.buffers())]
         others = [tensor for tensor in others if id(tensor) not in ids]
         for tensor in others:
@@ -102,23 +103,30 @@ class Network(Part):
             if isinstance(layer, torch.nn.RNNBase)
             for p in layer.parameters()
         }
-        for name, parameter in named:
-            is_alone = address_of(parameter) not in moving
-            if weights is not None and id(parameter) in ids and is_alone:
+        for name, (parameter, _) in self._left_out.items():
+            if weights is not None and address_of(parameter) not in moving:
                 shared = weights.share(parameter, name)
                 if shared is not None:
-                    self._shared.append((name, parameter, shared))
+                    self._left_out[name] = parameter, shared
                     shared.users.add(self)
         self._frozen_bytes = self._count_frozen_bytes()
 
+    def _find_left_out(self) -> None:
+        named = self.net.named_parameters() if self._is_partial else ()
+        self._left_out = {name: (p, None) for name, p in named if not p.requires_grad}
+
     def own_trained(self, loaded: Collection[str] = ()) -> bool:
-        """Copy shared parameters that are unfrozen or `loaded`; return whether there are any."""
-        gone = [item for item in self._shared if item[1].requires_grad or item[0] in loaded]
-        for item in gone:
-            self._shared = [kept for kept in self._shared if kept is not item]
-            item[2].users.discard(self)
-            if find_shared(item[1]) is not None:
-                make_own(item[1])
+        """Note frozen parameters that are unfrozen or `loaded`; return whether there are any.
+
+        From now on they are the model's own, and part of its states even if they are frozen again.
+        """
+        gone = [n for n, (p, _) in self._left_out.items() if p.requires_grad or n in loaded]
+        for name in gone:
+            parameter, shared = self._left_out.pop(name)
+            if shared is not None:
+                shared.users.discard(self)
+                if find_shared(parameter) is not None:
+                    make_own(parameter)
         if gone:
             self._frozen_bytes = self._count_frozen_bytes()
         return bool(gone)
@@ -127,8 +135,7 @@ class Network(Part):
         """Return the bytes of buffers, and of frozen parameters that are not shared."""
         if not self._is_partial:
             return 0
-        shared = {id(parameter) for _, parameter, _ in self._shared}
-        frozen = (p for p in self.net.parameters() if not p.requires_grad and id(p) not in shared)
+        frozen = (p for p, shared in self._left_out.values() if shared is None)
         return sum(tensor.nbytes for tensor in (*self.net.buffers(), *frozen))
 
     def add_new_parameters(self) -> bool:
@@ -166,13 +173,14 @@ class Network(Part):
 
     def weights(self) -> dict[str, Any]:
         """Return the parts ``net`` and ``partial`` of a state."""
+        self.own_trained()
         net = dict(self.net.state_dict())
         if not self._is_partial:
             return {"net": net}
-        if self.own_trained():
-            net = dict(self.net.state_dict())
-        for name in frozen_names(self.net):
-            net.pop(name, None)
+        ids = {id(parameter) for parameter, _ in self._left_out.values()}
+        for name, parameter in self.net.named_parameters(remove_duplicate=False):
+            if id(parameter) in ids:
+                net.pop(name, None)
         return {"net": net, "partial": True}  # for code that reads states without the model
 
     def weights_of_loss(self) -> dict[str, Any]:

@@ -204,6 +204,29 @@ def test_a_trained_alias_of_a_shared_tensor_writes_to_it(tmp_path: Path) -> None
     assert info.sharing.find_written() == ["weight"]
 
 
+@pytest.mark.parametrize("built", [True, False])
+def test_a_state_has_what_was_trained_also_if_it_is_frozen_now(tmp_path: Path, built: bool) -> None:
+    models = []
+    for _ in range(2):
+        net = make_net()
+        net[0][1].requires_grad_(built)
+        models.append(make_model(Sharing(0, str(tmp_path)), net))
+    model, other = models
+    layer = model.net[0][1].requires_grad_(True)
+    model.begin_unit([1])
+    with torch.no_grad():
+        layer.weight.add_(1)
+    layer.requires_grad_(False)
+    model.begin_unit([1])
+    state = model.state_dict()
+    assert {"0.1.weight", "0.1.bias"} <= state["net"].keys()
+    assert not state["net"].keys() & {"0.0.weight", "0.0.bias"}
+    other.load_state_dict(state)
+    assert torch.equal(other.net[0][1].weight, layer.weight)
+    assert not other.net[0][1].weight.requires_grad
+    assert other.state_dict()["net"].keys() == state["net"].keys()
+
+
 def test_tied_parameters_stay_tied_in_a_shared_module(tmp_path: Path) -> None:
     info = info_of(Sharing(0, str(tmp_path)))
 
