@@ -32,7 +32,8 @@ class Rates:
         for number, rate in self._list():
             if number not in self._tensors:
                 device = groups_of(self._optimizers)[number]["params"][0].device
-                self._tensors[number] = torch.tensor(float(rate), device=device)
+                # Graphs, PyTorch's fused kernels and the core read and write float32.
+                self._tensors[number] = torch.tensor(float(rate), dtype=torch.float32, device=device)
             elif self._filled.get(number) != rate:
                 self._tensors[number].fill_(float(rate))
             self._filled[number] = rate

@@ -84,6 +84,21 @@ def test_the_core_computes_what_steps_compute(optimizer, schedule):
         assert replayed == [few[BEFORE:], few, [i for i in range(N) if i != 2]][unit]
 
 
+@pytest.mark.parametrize("optimizer", [adam, sgd])
+def test_rates_are_float32_even_if_numbers_of_pytorch_are_not(optimizer):
+    """The core writes four bytes, and PyTorch's fused kernels read four."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        graphed, ordinary = (model(r, optimizer, SCHEDULES["step"]) for r in (Again(), None))
+        for one in (graphed, ordinary):
+            torch.manual_seed(3)
+            one.found, one.replayed = drive(one, batches(N, short=()))
+        assert graphed.replayed == [*range(BEFORE, N)] and graphed.found == ordinary.found
+        assert bits(graphed) == bits(ordinary)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_schedule_that_changes_a_number_of_the_graph_ends_it():
     def step(made):
         return lr_scheduler.StepLR(made, BEFORE + 2, 0.1)
