@@ -541,7 +541,8 @@ class GraphReplay:
     """A step in a CUDA graph, which :func:`run_unit` takes without Python code.
 
     Tensors are addresses of device memory that must outlive this object. Those in one list differ
-    only in their graphs, inputs and outputs; each is for batches of one size.
+    only in their graphs, inputs and outputs; each is for batches of one size. Those that differ from
+    the first in rates, `prepare`, `context` or the names and kinds of metrics are not used.
 
     Parameters
     ----------
@@ -566,15 +567,9 @@ class GraphReplay:
     ----------
     runs
         The number of launches.
-    most
-        The number of runs from which on :func:`run_unit` calls ``step`` instead.
-    failed
-        Whether a run has failed: its launch, or a call of the device.
     """
 
     runs: int
-    most: int
-    failed: bool
     def __new__(
         cls,
         device: Device,

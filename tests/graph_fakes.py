@@ -67,12 +67,6 @@ class Again:
         self.handles[handle] = replay
         return Captured(static, replay, HELD, handle if self.tells else None)
 
-    def bind(self, replay):
-        def bound():
-            return replay()
-
-        return bound
-
 
 def fill(static, value):
     if isinstance(static, tuple):
@@ -97,7 +91,7 @@ class Given:
         self.launch, self.prepare, self.rates = launch, prepare, rates
         self.inputs = [graph_replay.describe_input(value) for value in static.values()]
         self.metrics = [graph_replay.describe_metric(*item) for item in values.items()]
-        self.runs, self.failed = 0, False
+        self.runs = 0
 
     def fits(self, batch):
         found = [graph_replay.describe_input(value) for value in batch.values()]

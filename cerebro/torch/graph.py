@@ -368,10 +368,11 @@ class StepCapturer:
         # PyTorch's replay() does two things before the launch: it moves its generator on by the
         # numbers that the graph draws, and writes seed and offset where the graph's kernels read
         # them (CUDAGeneratorState::replay_prologue). A graph that draws nothing has no such
-        # kernels, so that the bare launch is the same.
+        # kernels, so that the bare launch is the same. The core calls replay() in the unit's thread,
+        # so the unit's stream is the current one.
         launch: Any = captured.handle
         if graph.draws or launch is None:
-            launch = self._recorder.bind(captured.replay)
+            launch = captured.replay
         try:
             return graph_replay.make_replay(
                 device, launch, graph.static, captured.values, self.rates.addresses(), prepare

@@ -157,16 +157,6 @@ class CudaRecorder:
             del captured
         return self._capture_into(torch.cuda.graph_pool_handle(), work)
 
-    def bind(self, replay: Callable[[], None]) -> Callable[[], None]:
-        """Return `replay` for any thread: it replays on the stream that is current here."""
-        stream = torch.cuda.current_stream(self._device)
-
-        def replay_there() -> None:
-            with torch.cuda.stream(stream):
-                replay()
-
-        return replay_there
-
     def _capture_into(self, pool: Any, work: Callable[[], Any]) -> Captured:
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self._device)

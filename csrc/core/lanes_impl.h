@@ -34,7 +34,6 @@ struct cer_lane {
     size_t done;   /* launches */
     size_t graph;  /* of the last one */
     bool gathered; /* the next batch is in the graph's inputs */
-    bool begun;
     cer_lane_state state;
     cer_error error;
     /* Under the lock of the lanes. */

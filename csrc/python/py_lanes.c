@@ -29,8 +29,6 @@ typedef struct graph_replay {
     PyObject *prepare; /* or None */
     PyObject *context; /* makes the context manager around a run */
     Py_ssize_t runs;
-    Py_ssize_t most; /* with so many runs, no batch fits */
-    char failed;     /* whether a run has failed */
 } graph_replay;
 
 /* --- the numbers of a run --------------------------------------------------
@@ -232,7 +230,8 @@ fits_loader(const lane_run *r, const graph_replay *replay,
     return fits;
 }
 
-/* Takes those of the list that fit the loader. -1: an exception. */
+/* Takes those of the list that fit the loader and belong to the first of them.
+ * -1: an exception. */
 static int
 choose_replays(lane_run *r, PyObject *list, const cer_device_loader *loader)
 {
@@ -240,23 +239,16 @@ choose_replays(lane_run *r, PyObject *list, const cer_device_loader *loader)
 
     for (Py_ssize_t i = 0; chosen != NULL && i < PyList_GET_SIZE(list); i++) {
         PyObject *replay = PyList_GET_ITEM(list, i);
-        const graph_replay *first;
         int fits;
 
         if (Py_TYPE(replay) != r->core->graph_replay_type)
             continue;
         fits = fits_loader(r, (graph_replay *)replay, loader);
-        if (fits < 0 || (fits > 0 && PyList_Append(chosen, replay) < 0)) {
+        if (fits > 0 && PyList_GET_SIZE(chosen) != 0)
+            fits = belong_together((graph_replay *)PyList_GET_ITEM(chosen, 0),
+                                   (graph_replay *)replay);
+        if (fits < 0 || (fits > 0 && PyList_Append(chosen, replay) < 0))
             Py_CLEAR(chosen);
-            break;
-        }
-        first = fits == 0 ? NULL : (graph_replay *)PyList_GET_ITEM(chosen, 0);
-        if (first != NULL && !belong_together(first, (graph_replay *)replay)) {
-            PyErr_SetString(PyExc_ValueError,
-                            "the GraphReplays of a list must have the same "
-                            "rates, prepare, context and metrics");
-            Py_CLEAR(chosen);
-        }
     }
     if (chosen == NULL)
         return -1;
@@ -271,17 +263,13 @@ count_batches(lane_run *r, const cer_device_loader *loader)
 {
     cer_device_ahead ahead = cer_device_loader_look_ahead(loader);
     size_t n_replays = count_replays(r), n_rows;
-    Py_ssize_t *left = PyMem_Calloc(n_replays, sizeof *left);
     bool resident;
 
     r->taken = PyMem_Calloc(CER_LANE_MOST, sizeof *r->taken);
-    if (left == NULL || r->taken == NULL) {
-        PyMem_Free(left);
+    if (r->taken == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    for (size_t i = 0; i < n_replays; i++)
-        left[i] = replay_at(r, i)->most - replay_at(r, i)->runs;
     while (r->run.n < CER_LANE_MOST &&
            cer_device_loader_look(loader, &ahead, &n_rows, &resident)) {
         uint32_t i = 0;
@@ -289,12 +277,10 @@ count_batches(lane_run *r, const cer_device_loader *loader)
         while (i < n_replays &&
                (size_t)replay_at(r, i)->inputs[0].shape[0] != n_rows)
             i++;
-        if (i == n_replays || left[i] <= 0)
+        if (i == n_replays)
             break;
-        left[i]--;
         r->taken[r->run.n++] = i;
     }
-    PyMem_Free(left);
     return 0;
 }
 
@@ -537,23 +523,6 @@ read_metrics(const lane_run *r)
     }
 }
 
-static void
-count_runs(const lane_run *r, bool failed)
-{
-    for (size_t k = 0; k < r->done; k++)
-        replay_at(r, r->taken[k])->runs++;
-    for (size_t i = 0; failed && i < count_replays(r); i++)
-        replay_at(r, i)->failed = 1;
-}
-
-/* A cancelled or interrupted run has not failed. */
-static bool
-is_failure(const core_state *core)
-{
-    return PyErr_ExceptionMatches(PyExc_Exception) &&
-           !PyErr_ExceptionMatches(core->UnitCancelled);
-}
-
 /* With the loader borrowed: as py_lanes_run. */
 static int
 run_batches(lane_run *r, const cer_device_loader *loader)
@@ -568,7 +537,8 @@ run_batches(lane_run *r, const cer_device_loader *loader)
     if (r->metrics == NULL || make_graphs(r) < 0)
         return -1;
     result = run_in_context(r);
-    count_runs(r, result < 0 && is_failure(r->core));
+    for (size_t k = 0; k < r->done; k++)
+        replay_at(r, r->taken[k])->runs++;
     if (result < 0)
         return -1;
     read_metrics(r);
@@ -721,7 +691,6 @@ graph_replay_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self = (graph_replay *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
-    self->most = PY_SSIZE_T_MAX;
     self->device = Py_NewRef(device);
     self->prepare = Py_NewRef(ready);
     self->context = Py_NewRef(context);
@@ -782,10 +751,6 @@ graph_replay_dealloc(PyObject *object)
 
 static PyMemberDef graph_replay_members[] = {
     {"runs", T_PYSSIZET, offsetof(graph_replay, runs), 0, "Launches so far."},
-    {"most", T_PYSSIZET, offsetof(graph_replay, most), 0,
-     "The number of runs from which on run_unit calls `step` instead."},
-    {"failed", T_BOOL, offsetof(graph_replay, failed), 0,
-     "Whether a run has failed."},
     {NULL, 0, 0, 0, NULL},
 };
 

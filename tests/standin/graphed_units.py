@@ -176,6 +176,14 @@ class Unit:
         yield
         self.left += 1
 
+    def metrics_for(self, rows: int) -> list[Any]:
+        """Return the metrics of a step as a GraphReplay's."""
+        return [
+            ("loss", (self.loss, "float32"), None),
+            ("weighted", (self.sum, "float64"), (self.loss, "float32")),
+            ("rows", float(rows), 1.0),
+        ]
+
     def record(self, launch: Callable[[Graph], Any] | None = None, prepare: Any = None) -> None:
         """Put a GraphReplay for each graph into `replays`, unless it is there."""
         for rows, graph in self.graphs.items():
@@ -187,11 +195,7 @@ class Unit:
                     self.depot.device,
                     graph.handle if launch is None else launch(graph),
                     graph.inputs,
-                    [
-                        ("loss", (self.loss, "float32"), None),
-                        ("weighted", (self.sum, "float64"), (self.loss, "float32")),
-                        ("rows", float(rows), 1.0),
-                    ],
+                    self.metrics_for(rows),
                     [self.rate],
                     self._prepare if prepare is None else prepare,
                     self._context,
