@@ -365,8 +365,8 @@ finish(cer_device_loader *l, cer_batch *b, void *stream, cer_error *err)
 
 /* --- the pass ------------------------------------------------------------- */
 
-static cer_status
-check_process(const cer_device_loader *l, cer_error *err)
+cer_status
+cer_device_loader_check_process(const cer_device_loader *l, cer_error *err)
 {
     if (l->process == getpid())
         return CER_OK;
@@ -654,7 +654,7 @@ cer_device_loader_begin(cer_device_loader *l, const cer_mix *mixes, size_t n,
                         uint64_t epoch, size_t start, size_t count,
                         cer_error *err)
 {
-    cer_status status = check_process(l, err);
+    cer_status status = cer_device_loader_check_process(l, err);
 
     if (status != CER_OK)
         return status;
@@ -762,7 +762,7 @@ cer_device_loader_next(cer_device_loader *l, void *stream, cer_batch **out,
                        cer_error *err)
 {
     cer_device_visit visit;
-    cer_status status = check_process(l, err);
+    cer_status status = cer_device_loader_check_process(l, err);
 
     *out = NULL;
     if (status != CER_OK || l->closed)

@@ -75,6 +75,9 @@ const char *cer_device_loader_note(const cer_device_loader *loader);
 cer_status cer_device_loader_next(cer_device_loader *loader, void *stream,
                                   cer_batch **out, cer_error *err);
 void *cer_device_loader_stream(const cer_device_loader *loader);
+/* CER_INVALID in a forked child, which must not call the device. */
+cer_status cer_device_loader_check_process(const cer_device_loader *loader,
+                                           cer_error *err);
 
 /* --- batches written elsewhere ----------------------------------------------
  * For lanes.h, whose graphs read batches from memory of their own. */

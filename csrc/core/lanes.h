@@ -60,7 +60,8 @@ typedef struct cer_lane_run {
 } cer_lane_run;
 
 /* The memory and events of one unit at a time, for batches of this loader,
- * which must outlive it. Errors: CER_NOMEM, CER_DEVICE. */
+ * which must outlive it. Errors: CER_NOMEM, CER_DEVICE, CER_INVALID in a forked
+ * child; there, freeing does nothing. */
 cer_status cer_lane_new(cer_device_loader *loader, cer_lane **out,
                         cer_error *err);
 void cer_lane_free(cer_lane *lane); /* NULL allowed; not during a run */

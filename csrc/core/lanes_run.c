@@ -25,12 +25,13 @@ static cer_status
 make(cer_lane *l, cer_error *err)
 {
     size_t max_rows, bytes;
-    cer_status status = CER_OK;
+    cer_status status = cer_device_loader_check_process(l->loader, err);
 
     (void)cer_loader_kinds(cer_device_loader_plan(l->loader), &max_rows);
     l->n_tensors = cer_loader_tensors(cer_device_loader_plan(l->loader));
     l->group_rows = choose_group_rows(max_rows);
-    if (!cer_mul_size(l->group_rows, CER_LANE_GROUPS * sizeof(cer_row_place),
+    if (status == CER_OK &&
+        !cer_mul_size(l->group_rows, CER_LANE_GROUPS * sizeof(cer_row_place),
                       &bytes))
         return cer_fail(err, CER_NOMEM, "batches of %zu rows are too large",
                         max_rows);
@@ -64,7 +65,8 @@ cer_lane_new(cer_device_loader *loader, cer_lane **out, cer_error *err)
 void
 cer_lane_free(cer_lane *l)
 {
-    if (l == NULL)
+    if (l == NULL ||
+        cer_device_loader_check_process(l->loader, NULL) != CER_OK)
         return;
     for (int i = 0; i < CER_LANE_GROUPS; i++) {
         if (l->fences[i] != NULL)
@@ -535,8 +537,7 @@ cer_lane_begin(cer_lane *l, const cer_lane_run *run, cer_error *err)
     l->gathered = false;
     l->error = (cer_error){.status = CER_OK};
     status = begin(l, err);
-    l->begun = status == CER_OK;
-    if (l->begun) {
+    if (status == CER_OK) {
         cer_device_loader_hold(l->loader, true);
         l->state = next_state(l);
     }
@@ -584,7 +585,6 @@ cer_lane_end(cer_lane *l, uint64_t *kept, size_t *done, cer_error *err)
 
     drop_memory(l);
     cer_device_loader_hold(l->loader, false);
-    l->begun = false;
     *done = l->done;
     if (inside)
         cer_device_leave(l->device, &visit);

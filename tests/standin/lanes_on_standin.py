@@ -409,6 +409,29 @@ def test_a_failing_call_is_named(make_unit: Callable[..., Unit], call: str, resi
         assert failures > 1
 
 
+def test_a_lane_stays_in_its_process(make_unit: Callable[..., Unit]) -> None:
+    """A forked child calls CUDA neither for a run nor when the loader ends."""
+    unit = make_unit()
+    unit.run(step=unit.step_and_record(WARM_UP))
+    fresh = make_unit()
+    fresh.replays = unit.replays  # it has no lane yet
+    for used in (unit, fresh):
+        used.loader.begin([[0]], 1)
+    runtime.standin_reset()
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for used in (unit, fresh):
+            try:
+                _core.run_unit(used.loader, used.step, replays=used.replays)
+            except ValueError as error:
+                refused += "stayed in the parent process" in str(error)
+            used.loader.close()
+            del used.loader
+        os._exit(0 if refused == 2 and runtime.standin_calls(None) == 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 # --- several lanes ---------------------------------------------------------------------
 
 
