@@ -541,8 +541,8 @@ class GraphReplay:
     """A step in a CUDA graph, which :func:`run_unit` takes without Python code.
 
     Tensors are addresses of device memory that must outlive this object. Those in one list differ
-    only in their graphs, inputs and outputs; each is for batches of one size. Those that differ from
-    the first in rates, `prepare`, `context` or the names and kinds of metrics are not used.
+    only in their graphs, inputs and outputs; each is for batches of one size. If others differ from
+    the first in rates, `prepare`, `context` or the names and kinds of metrics, they are not used.
 
     Parameters
     ----------

@@ -368,8 +368,8 @@ class StepCapturer:
         # PyTorch's replay() does two things before the launch: it moves its generator on by the
         # numbers that the graph draws, and writes seed and offset where the graph's kernels read
         # them (CUDAGeneratorState::replay_prologue). A graph that draws nothing has no such
-        # kernels, so that the bare launch is the same. The core calls replay() in the unit's thread,
-        # so the unit's stream is the current one.
+        # kernels, so that the bare launch is the same. The core calls replay() in the thread of the
+        # unit, whose stream is the current one there.
         launch: Any = captured.handle
         if graph.draws or launch is None:
             launch = captured.replay

@@ -33,7 +33,8 @@ class Rates:
             if number not in self._tensors:
                 device = groups_of(self._optimizers)[number]["params"][0].device
                 # Graphs, PyTorch's fused kernels and the core read and write float32.
-                self._tensors[number] = torch.tensor(float(rate), dtype=torch.float32, device=device)
+                made = torch.tensor(float(rate), dtype=torch.float32, device=device)
+                self._tensors[number] = made
             elif self._filled.get(number) != rate:
                 self._tensors[number].fill_(float(rate))
             self._filled[number] = rate

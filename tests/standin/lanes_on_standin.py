@@ -296,7 +296,7 @@ def test_graphs_that_do_not_belong_together_are_not_mixed(
     for address in (unit.weight, unit.loss, unit.sum):
         unit._put(address, bytes(8))
     unit.record()
-    first, other = unit.graphs.values()
+    _, other = unit.graphs.values()
     unit.replays[1] = _core.GraphReplay(
         unit.depot.device,
         other.handle,
