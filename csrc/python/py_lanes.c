@@ -579,11 +579,10 @@ py_lanes_run(core_state *core, PyObject *loader, PyObject *replays,
 
     if (make_lanes(core) < 0 || choose_replays(&r, replays, there) < 0)
         goto done;
-    if (count_replays(&r) == 0) {
-        result = 0;
-        goto done;
-    }
-    if (py_loader_borrow(loader, &r.run.stream, &r.lane) < 0)
+    result = count_replays(&r) == 0
+                 ? 0
+                 : py_loader_borrow(loader, &r.run.stream, &r.lane);
+    if (result <= 0)
         goto done;
     result = run_batches(&r, there);
     if (r.done != 0)

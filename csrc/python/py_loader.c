@@ -584,14 +584,18 @@ py_loader_borrow(PyObject *object, void **stream, cer_lane **out)
     loader_object *self = (loader_object *)object;
     bool known;
 
-    if (find_stream(self, stream, &known) < 0 || enter(self) < 0)
+    if (find_stream(self, stream, &known) < 0)
+        return -1;
+    if (!known && self->framework.kind == FRAMEWORK_TORCH)
+        return 0;
+    if (enter(self) < 0)
         return -1;
     if (make_lane(self) < 0) {
         self->busy = false;
         return -1;
     }
     *out = self->lane;
-    return 0;
+    return 1;
 }
 
 void

@@ -21,7 +21,8 @@ PyObject *py_loader_dict(PyObject *loader, cer_batch *batch);
 cer_device_loader *py_loader_on_device(const core_state *core,
                                        PyObject *object);
 /* Keeps every other call off a Loader on a device, and gives its lane and the
- * stream of its consumer. 0, or -1 with an exception. */
+ * stream of its consumer. 1, or -1 with an exception. 0: the consumer is a
+ * PyTorch without a table, whose work has another stream than is known here. */
 int py_loader_borrow(PyObject *loader, void **stream, cer_lane **out);
 /* `last_rows` are those of the last batch that was taken meanwhile, or 0. */
 void py_loader_give_back(PyObject *loader, size_t last_rows);

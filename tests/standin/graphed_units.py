@@ -60,7 +60,15 @@ class Step(ctypes.Structure):
 class Unit:
     """A loader with a stream of its own, and a model: its memory and a graph for each size."""
 
-    def __init__(self, data: Any, *, size: int = 16, residence: str = "auto", threads: int = 0):
+    def __init__(
+        self,
+        data: Any,
+        *,
+        size: int = 16,
+        residence: str = "auto",
+        threads: int = 0,
+        framework: Any = "dlpack",
+    ):
         self.depot = _core.Depot(cuda.open_device("cuda:0"))
         self.stream: int = self.depot.stream
         self.loader = _core.Loader(
@@ -68,7 +76,7 @@ class Unit:
             compile_plan(data.columns, data.transforms),
             batch_size=size,
             seed=5,
-            framework="dlpack",
+            framework=framework,
             first_rows=data.shards.first_rows,
             depot=self.depot,
             residence=residence,

@@ -285,6 +285,21 @@ def test_batches_that_no_graph_fits_take_ordinary_steps(
     assert facts(other, other.run())[:2] == ordinary[:2]
 
 
+def test_graphs_are_left_alone_if_pytorch_does_not_tell_its_stream(
+    make_unit: Callable[..., Unit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older versions name it with each tensor; a PyTorch for the CPU takes none from a GPU."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", None, raising=False)
+    recorded, unit = make_unit(), make_unit(framework="torch")
+    recorded.run()
+    recorded.record()
+    unit.replays = recorded.replays
+    with pytest.raises((AssertionError, RuntimeError)):
+        unit.run()
+    assert sum(replay.runs for replay in unit.replays) == 0
+
+
 @pytest.mark.parametrize("how", ["metrics", "prepare"])
 def test_graphs_that_do_not_belong_together_are_not_mixed(
     make_unit: Callable[..., Unit], ordinary: Found, how: str
