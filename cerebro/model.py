@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -65,7 +65,8 @@ class Info:
     data: Any = None
     fold: int | None = None
     steps: Sequence[int] = ()
-    sharing: Any = field(default=None, repr=False, compare=False)  # what `shared` asks
+    # What `shared` asks; a search gives each object its own. Not a field, so it has no annotation.
+    sharing = None  # type: Any
 
     def shared(self, name: str, make: Callable[[], Any]) -> Any:
         """Return ``make()``, which is called once per process for all models of a run.
@@ -95,7 +96,10 @@ class Info:
             raise InputError(
                 f"info.shared: make must be a function without arguments, not {make!r}"
             )
-        return make() if self.sharing is None else self.sharing.make(name, make)
+        if self.sharing is not None:
+            return self.sharing.make(name, make)
+        value = make()
+        return value.requires_grad_(False) if hasattr(value, "named_parameters") else value
 
     def num_classes(self, column: str = "y") -> int:
         """Return the number of classes of a label column, with or without class names.

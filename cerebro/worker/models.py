@@ -242,7 +242,7 @@ def make_info(
             f"trial {trial}: batch_size {cut.batch_size} with drop_last leaves no batch of the "
             f"{data.num_rows} rows: choose a smaller one"
         )
-    return Info(
+    info = Info(
         epochs=epochs,
         steps_per_epoch=max(steps),
         total_steps=sum(steps),
@@ -255,8 +255,9 @@ def make_info(
         data=data,
         fold=fold,
         steps=() if len(set(steps)) == 1 else tuple(steps),
-        sharing=sharing or Unshared(order.seed),
     )
+    vars(info)["sharing"] = sharing or Unshared(order.seed)
+    return info
 
 
 def batch_device(model: Any, device: str) -> str:

@@ -1,4 +1,4 @@
-"""Units that run by graphs on a fake GPU; tests/core/test_lanes.py runs this in other processes."""
+"""Units that run by graphs on a fake GPU, in processes of tests/core/test_lane_runs.py."""
 
 from __future__ import annotations
 
