@@ -65,8 +65,7 @@ cer_lane_new(cer_device_loader *loader, cer_lane **out, cer_error *err)
 void
 cer_lane_free(cer_lane *l)
 {
-    if (l == NULL ||
-        cer_device_loader_check_process(l->loader, NULL) != CER_OK)
+    if (l == NULL || cer_device_loader_check_process(l->loader, NULL) != CER_OK)
         return;
     for (int i = 0; i < CER_LANE_GROUPS; i++) {
         if (l->fences[i] != NULL)

@@ -20,8 +20,8 @@ typedef struct cer_cudart {
 #undef CER_CUDART_MEMBER
     atomic_size_t count;
     pthread_key_t visits; /* device_cuda.c's: the visit a thread is in */
-    int version; /* 12080 is 12.8 */
-    int driver;  /* the newest CUDA that the driver supports */
+    int version;          /* 12080 is 12.8 */
+    int driver;           /* the newest CUDA that the driver supports */
     char path[CER_LIBRARY_PATH_BYTES];
 } cer_cudart;
 

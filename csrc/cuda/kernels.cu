@@ -583,7 +583,8 @@ NATIVE(cer_native_descend_kernel, cer_native_descend_one, descend)
 
 /* --- lanes ---------------------------------------------------------------- */
 
-extern "C" __global__ void __launch_bounds__(CER_KERNEL_THREADS)
+extern "C" __global__ void
+__launch_bounds__(CER_KERNEL_THREADS)
     cer_lane_kernel(const __grid_constant__ cer_lane_args a)
 {
     const uint64_t i = (uint64_t)blockIdx.x * CER_KERNEL_THREADS + threadIdx.x;
