@@ -183,7 +183,7 @@ class Overview:
         self._ranking = settings.ranking
         self._folder = settings.folder
         self._progress = progress
-        self._now = now
+        self.now = now
         self.forecaster = forecaster
         self._to_come = to_come
         self._begun = now()
@@ -197,7 +197,7 @@ class Overview:
         self.waited = 0.0  # the seconds that the run spent waiting to be resumed
 
     def unit_begins(self, trial: int, worker: int) -> None:
-        now = self._now()
+        now = self.now()
         if self.first_unit is None:
             self.first_unit = now
         self.forecaster.unit_begins(trial, worker, now)
@@ -205,7 +205,7 @@ class Overview:
     def unit_ends(self, worker: int, step: int | None = None, seconds: float = 0.0) -> None:
         """Note that a unit took `seconds` on the worker's clock; without `step`, it was lost."""
         self.busy_seconds += seconds
-        self.forecaster.unit_ends(worker, self._now(), step)
+        self.forecaster.unit_ends(worker, self.now(), step)
 
     def show_start(self, trials: Iterable[LiveTrial], workers: int) -> None:
         self._progress.run_started(self.snapshot(trials, workers))
@@ -215,12 +215,12 @@ class Overview:
         if isinstance(self._progress, Silent):
             self.ended.mark_shown()
             return
-        before = self._now()
+        before = self.now()
         if before >= self._next_show:
             self._progress.update(self.snapshot(trials, workers))
             self.ended.mark_shown()
             # Drawing thousands of trials is slow, so it is done less often.
-            after = self._now()
+            after = self.now()
             self._next_show = after + max(PROGRESS_SECONDS, PROGRESS_SPACING * (after - before))
 
     def show_waiting(self, trials: Iterable[LiveTrial], workers: int) -> None:
@@ -234,7 +234,7 @@ class Overview:
         rows = sorted(
             [*ended.list_rows(), *(t.row(self._ranking) for t in shown)], key=lambda row: row.number
         )
-        seconds = self._now()
+        seconds = self.now()
         # Exclude the workers' startup and the time spent waiting from idle time.
         training = 0.0
         if self.first_unit is not None:

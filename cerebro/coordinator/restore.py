@@ -383,7 +383,7 @@ def _reopen(
     # The user wants the trial to continue, so the rule that stopped it starts again.
     anew = record.status == "stopped" and not record.resumable
     record.status, record.resumable = "waiting", False
-    record.error = record.traceback = None
+    record.error = record.traceback = record.ended = None
     _store_status(store, record)
     trial = LiveTrial(
         record,

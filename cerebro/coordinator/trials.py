@@ -174,6 +174,8 @@ class LiveTrials(TrialTable[LiveTrial]):
 
     def start(self, trial: LiveTrial) -> None:
         """Mark a trial as running before one of its units is dispatched."""
+        if trial.record.began is None:
+            trial.record.began = self._overview.now()
         if trial.record.status != "running":
             self.set_status(trial, "running")
         if trial.record.number in self._unwritten:  # the store must not lag behind the slots
@@ -332,6 +334,7 @@ class LiveTrials(TrialTable[LiveTrial]):
     ) -> None:
         record = trial.record
         record.error, record.traceback, record.raised = error or None, traceback or None, raised
+        record.ended = self._overview.now()
         self._schedule.drop_trial(record.number)
         self._drop_parent(trial)
         for number, epoch in [key for key in self._awaited if key[0] == record.number]:

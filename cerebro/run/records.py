@@ -23,6 +23,9 @@ ENDED: tuple[Status, ...] = ("stopped", "finished", "diverged", "failed")
 NOT_EXACT = "not exact"
 """The kind of an event that names an operation without a deterministic version."""
 
+OUTSIDE = 2**30
+"""The stream of the first trial that the user added; those of the searcher's are below it."""
+
 STUDY = "cerebro:study"
 """The key of a stored configuration for an Optuna trial's other data; users do not see it."""
 
@@ -98,6 +101,13 @@ class TrialRecord:
     """The trial's own epochs, by number; none is removed while the trial trains."""
     extensions: tuple[tuple[int, int], ...] = ()
     """If ``info.epochs`` has changed: pairs of a position and the value from there on."""
+    stream: int | None = None
+    """The number in its seed and its order of shards, if it is not the trial's number. A trial that
+    the user added has one from `OUTSIDE` on, and those of the searcher's later trials go on as if
+    it was not there."""
+    began: float | None = None
+    """When its first unit was dispatched, in seconds since the run's start."""
+    ended: float | None = None
     fold: int | None = None
     """The index of this fold in its configuration; None without folds."""
     folds: tuple[TrialRecord, ...] = ()
@@ -111,6 +121,16 @@ class TrialRecord:
     def is_open(self) -> bool:
         """Whether the trial has epochs left to train, now or when its run is resumed."""
         return self.status not in ENDED or (self.status == "stopped" and self.resumable)
+
+    @property
+    def origin(self) -> Literal["searcher", "user"]:
+        """Who added the trial."""
+        return "searcher" if self.stream is None or self.stream < OUTSIDE else "user"
+
+    @property
+    def key(self) -> int:
+        """The number in the trial's seed and its order of shards: its stream."""
+        return self.number if self.stream is None else self.stream
 
     def info_epochs(self, position: int, default: int) -> int:
         """Return the value of ``info.epochs`` for the unit at a position."""
@@ -151,6 +171,26 @@ class TrialRecord:
                 best, least = record, value
         self._best = metric, mode, len(self.epochs), best, least
         return best
+
+
+@dataclass(frozen=True, slots=True)
+class ActionRecord:
+    """A request of the user's to a running search, and its outcome; see the table ``actions``."""
+
+    request: str
+    time: float
+    verb: str
+    trial: int | None = None
+    child: int | None = None
+    epoch: int | None = None
+    changes: Mapping[str, Any] | None = None
+    epochs: int | None = None
+    sender: str = ""
+    outcome: str = "done"
+
+    @property
+    def is_done(self) -> bool:
+        return self.outcome.partition(":")[0] == "done"
 
 
 def copy_record(record: TrialRecord) -> TrialRecord:
@@ -210,6 +250,7 @@ def make_configuration(folds: Sequence[TrialRecord]) -> TrialRecord:
         target_epochs=first.target_epochs,
         parent=None if first.parent is None else first.parent // len(folds),
         parent_epoch=first.parent_epoch,
+        stream=first.stream,
         folds=tuple(folds),
     )
     update_configuration(whole)
@@ -231,6 +272,9 @@ def update_configuration(whole: TrialRecord) -> list[EpochRecord]:
     if culprit is not None and present <= set(ENDED):
         whole.status = culprit.status
     whole.resumable = any(fold.resumable for fold in whole.folds)
+    whole.began = min((f.began for f in whole.folds if f.began is not None), default=None)
+    ends = [fold.ended for fold in whole.folds if fold.ended is not None]
+    whole.ended = max(ends) if len(ends) == len(whole.folds) else None
     whole.error = whole.traceback = None
     whole.raised = NOTHING_RAISED
     if culprit is None:  # an exception may have stopped one fold

@@ -4,12 +4,13 @@ One process writes; any number read, also while the run is live. The tables are
 plain SQLite, readable without Cerebro:
 
 ``meta``    key, JSON value: settings, data, build, environment, status
-``trials``  number, JSON configuration, status, target epochs, error, parent
+``trials``  number, JSON configuration, status, target epochs, error, parent, origin, times
 ``epochs``  trial, epoch, seconds, state hash, file of the state
 ``metrics`` trial, epoch, name, value: ``train_*``, ``val_*`` and the short names
 ``units``   one row per unit that ran: where, when, how many rows
 ``decisions``  the decisions and suggestions of an adaptive searcher, in order
 ``extensions``  trials that were trained for more epochs than planned at first
+``actions``  what the user asked of the running search, and what became of it
 ``events``  everything else: lost workers, retries, warnings
 
 `schema` defines the tables, their version and how values are encoded, `writing` has the thread that
@@ -21,6 +22,7 @@ from cerebro.run.store.reading import check_meta as check_meta
 from cerebro.run.store.reading import check_rows as check_rows
 from cerebro.run.store.reading import check_whole_store as check_whole_store
 from cerebro.run.store.reading import count_decisions as count_decisions
+from cerebro.run.store.reading import read_actions as read_actions
 from cerebro.run.store.reading import read_clock as read_clock
 from cerebro.run.store.reading import read_decisions as read_decisions
 from cerebro.run.store.reading import read_last_decisions as read_last_decisions

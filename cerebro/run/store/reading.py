@@ -21,7 +21,7 @@ from typing import Any, get_args
 from cerebro.errors import CerebroError, CorruptDataError, one_line, text_of
 from cerebro.machine.files import is_plain_name
 from cerebro.run.owner import NoLocksError, check_locks
-from cerebro.run.records import EpochRecord, Ranking, Status, TrialRecord
+from cerebro.run.records import OUTSIDE, ActionRecord, EpochRecord, Ranking, Status, TrialRecord
 from cerebro.run.store.schema import FILE, check_version, connect, decode, decode_raised, store_of
 
 READ_AT_ONCE = 500
@@ -132,7 +132,8 @@ def _read_some(
     records: dict[int, TrialRecord] = {}
     for row in connection.execute(
         "SELECT number, config, status, epochs AS target_epochs, parent, parent_epoch, resumable, "
-        f"error, traceback, raised FROM trials WHERE {of_trials} ORDER BY number"
+        "error, traceback, raised, stream, began, ended "
+        f"FROM trials WHERE {of_trials} ORDER BY number"
     ):
         fields = dict(row)
         config = fields["config"] = decode(row["config"])
@@ -216,6 +217,22 @@ def count_decisions(connection: sqlite3.Connection) -> int:
     return int(count)
 
 
+def read_actions(connection: sqlite3.Connection) -> list[ActionRecord]:
+    """Read the user's requests to a run, in the order of their outcomes."""
+    check_rows(connection, "actions")
+    rows = connection.execute(
+        "SELECT request, time, verb, trial, child, epoch, changes, epochs, sender, outcome "
+        "FROM actions ORDER BY id"
+    )
+    actions = []
+    for row in map(dict, rows):
+        changes = None if row["changes"] is None else decode(row["changes"])
+        if changes is not None and not isinstance(changes, dict):
+            raise TypeError(f"the changes of an action are not a mapping but {type(changes)}")
+        actions.append(ActionRecord(**{**row, "changes": changes}))
+    return actions
+
+
 def read_clock(connection: sqlite3.Connection) -> float:
     """Return the time of the last recorded unit or event, in seconds since the run's start."""
     (units,) = connection.execute("SELECT max(started + seconds) FROM units").fetchone()
@@ -242,6 +259,7 @@ _OPTIONAL_COUNT = "(typeof({0}) NOT IN ('integer', 'null') OR {0} < 0)"
 _WHOLE = "typeof({0}) != 'integer'"
 _NUMBER = "typeof({0}) NOT IN ('real', 'integer')"
 _OPTIONAL_NUMBER = "typeof({0}) NOT IN ('real', 'integer', 'null')"
+_ORIGIN = f"{{0}} != CASE WHEN coalesce(stream, 0) < {OUTSIDE} THEN 'searcher' ELSE 'user' END"
 _STATUS = f"({{0}} IS NULL OR {{0}} NOT IN {get_args(Status)})"
 _FILE = (
     "(typeof({0}) NOT IN ('text', 'null') OR {0} IN ('', '.', '..') OR instr({0}, '/') > 0 "
@@ -262,6 +280,10 @@ _WRONG: dict[str, dict[str, str]] = {
         "error": _OPTIONAL_TEXT,
         "traceback": _OPTIONAL_TEXT,
         "raised": _OPTIONAL_TEXT,
+        "origin": _ORIGIN,
+        "stream": _OPTIONAL_COUNT,
+        "began": _OPTIONAL_NUMBER,
+        "ended": _OPTIONAL_NUMBER,
     },
     "epochs": {
         "trial": _COUNT,
@@ -278,6 +300,12 @@ _WRONG: dict[str, dict[str, str]] = {
         "part": _WHOLE,  # -1: validation
     },
     "events": {"time": _NUMBER, "kind": _TEXT, "trial": _OPTIONAL_COUNT, "text": _TEXT},
+    "actions": {
+        **dict.fromkeys(("request", "verb", "sender", "outcome"), _TEXT),
+        **dict.fromkeys(("trial", "child", "epoch", "epochs"), _OPTIONAL_COUNT),
+        "time": _NUMBER,
+        "changes": _OPTIONAL_TEXT,
+    },
 }
 
 # The keys of the table meta that readers need, and the types or values that they must have.

@@ -18,7 +18,7 @@ from cerebro.machine.files import check_folder, check_no_link, is_network_file_s
 from cerebro.machine.imports import explain_other_version
 from cerebro.run.records import NOTHING_RAISED, Raised
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE trials (
@@ -31,7 +31,11 @@ CREATE TABLE trials (
     traceback TEXT,
     resumable INTEGER NOT NULL DEFAULT 0,  -- 1: the run left it unfinished
     parent_epoch INTEGER,  -- of a clone: the epoch whose state it began with
-    raised TEXT  -- JSON: of the user's exception the names of its bases, and its place
+    raised TEXT,  -- JSON: of the user's exception the names of its bases, and its place
+    origin TEXT NOT NULL DEFAULT 'searcher',  -- 'user': a command added it
+    stream INTEGER,  -- the number in its seed and order; NULL: its own number
+    began REAL,  -- when its first unit was dispatched, in seconds since the run's start
+    ended REAL  -- when it ended for good; NULL while it is open
 );
 CREATE TABLE epochs (
     trial INTEGER NOT NULL,
@@ -83,6 +87,19 @@ CREATE TABLE extensions (
     position INTEGER NOT NULL,  -- units
     epochs INTEGER NOT NULL,  -- what info.epochs is from there on
     PRIMARY KEY (trial, position)
+);
+CREATE TABLE actions (
+    id INTEGER PRIMARY KEY,
+    request TEXT NOT NULL UNIQUE,
+    time REAL NOT NULL,  -- seconds since the run's start
+    verb TEXT NOT NULL,  -- clone, add, extend, stop, pause, unpause
+    trial INTEGER,  -- NULL: the whole run; of an added trial also NULL
+    child INTEGER,  -- the trial that it added
+    epoch INTEGER,  -- of a warm clone: the parent's epoch with whose state it began
+    changes TEXT,  -- JSON: the settings that a clone changes, or all of an added trial
+    epochs INTEGER,  -- the target of the clone, the added or the extended trial
+    sender TEXT NOT NULL,
+    outcome TEXT NOT NULL  -- 'done', perhaps ': ' and a note; or 'refused: ' and why
 );
 """
 

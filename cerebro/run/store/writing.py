@@ -23,7 +23,7 @@ from typing import Any
 from cerebro.arguments import warn_user
 from cerebro.errors import CorruptDataError, text_of
 from cerebro.machine import durable
-from cerebro.run.records import EpochRecord, TrialRecord
+from cerebro.run.records import ActionRecord, EpochRecord, TrialRecord
 from cerebro.run.states import remove_state
 from cerebro.run.store.schema import (
     BUSY_SECONDS,
@@ -176,9 +176,10 @@ UNIT_COLUMNS = (
     "hopped", "state_bytes",
 )  # fmt: skip
 
-_TRIALS = "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_TRIALS = f"INSERT INTO trials VALUES ({', '.join(14 * '?')})"
 _STATUS = (
-    "UPDATE trials SET status = ?, error = ?, traceback = ?, resumable = ?, raised = ? "
+    "UPDATE trials SET status = ?, error = ?, traceback = ?, resumable = ?, raised = ?, "
+    "began = ?, ended = ? "
     "WHERE number = ?"
 )
 _EPOCHS = "INSERT OR REPLACE INTO epochs VALUES (?, ?, ?, ?, ?)"
@@ -212,17 +213,23 @@ class Transaction:
         self._meta[key] = value
 
     def add_trial(self, number: int, *columns: Any) -> None:
-        """Add a trial: its configuration, status, epochs, parent and parent's epoch."""
-        *before_error, parent_epoch = columns
-        self._trials[number] = [number, *before_error, None, None, 0, parent_epoch, None]
+        """Add a trial: its configuration, status, epochs, parent, parent's epoch and, for a trial
+        whose stream is not its number, origin and stream.
+        """
+        config, status, epochs, parent, parent_epoch, *origin = columns
+        row = [number, config, status, epochs, parent, None, None, 0, parent_epoch, None]
+        self._trials[number] = [*row, *(origin or ("searcher", None)), None, None]
 
     def set_status(self, number: int, status: str, *columns: Any) -> None:
-        """Set a trial's status, error, traceback, whether it is resumable, and what was raised."""
+        """Set a trial's status, error, traceback, whether it is resumable, what was raised and,
+        once it has begun, when it began and ended.
+        """
+        columns = (*columns, None, None)[:6]
         row = self._trials.get(number)
         if row is None:
             self._status[number] = (status, *columns, number)
         else:
-            row[2], row[5:8], row[9] = status, columns[:3], columns[3]
+            row[2], row[5:8], row[9], row[12:] = status, columns[:3], columns[3], columns[4:]
 
     def add_unit(self, *values: Any) -> None:
         self._units.append(values)
@@ -410,13 +417,13 @@ class Store:
         """Record a new trial; for a clone, also the parent trial and epoch from which it began."""
         parent, epoch = trial.parent, trial.parent_epoch
         row = trial.number, encode(trial.config), trial.status, trial.target_epochs, parent, epoch
-        self._put(Transaction.add_trial, *row)
+        self._put(Transaction.add_trial, *row, trial.origin, trial.stream)
 
     def set_status(self, trial: TrialRecord) -> None:
         """Record a trial's status; `resumable` means that the run left the trial unfinished."""
         texts = [escape_surrogates(text) or None for text in (trial.error, trial.traceback)]
         row = trial.number, trial.status, *texts, int(trial.resumable), encode_raised(trial.raised)
-        self._put(Transaction.set_status, *row)
+        self._put(Transaction.set_status, *row, trial.began, trial.ended)
 
     def set_epochs(self, number: int, epochs: int) -> None:
         self.execute("UPDATE trials SET epochs = ? WHERE number = ?", epochs, number)
@@ -460,6 +467,15 @@ class Store:
         """Record an adaptive searcher's decision on a reported epoch, or a suggestion."""
         sql = "INSERT INTO decisions VALUES (NULL, ?, ?, ?, ?, ?)"
         self.execute(sql, round, trial, epoch, decision, epochs)
+
+    def add_action(self, action: ActionRecord) -> None:
+        """Record a request of the user's and what has become of it."""
+        changes = None if action.changes is None else encode(action.changes)
+        self.execute(
+            "INSERT INTO actions VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            action.request, action.time, action.verb, action.trial, action.child, action.epoch,
+            changes, action.epochs, action.sender, action.outcome,
+        )  # fmt: skip
 
     def flush(self) -> None:
         """Wait until all rows added so far are durable."""
