@@ -308,7 +308,8 @@ class Retraining:
                 hashes.append(event.state.hash)
         if self._problem is None:
             file = epoch_state_file(record.number, record.first_epoch + count - 1)
-            self._parent = CloneOf(str(Path(self._context.folders.states, file)), hashes[-1])
+            path = str(Path(self._context.folders.states, file))
+            self._parent = CloneOf.of(record, path, hashes[-1])
         epochs = _compare_epochs(record, hashes)
         return Replay(record.number, epochs, [], self._problem, record.first_epoch)
 
@@ -317,12 +318,13 @@ class Retraining:
     ) -> messages.Event:
         context = self._context
         epoch, step = divmod(position, context.units_per_epoch)
-        parts = [*context.order(record.number).visits(record.number, epoch), -1]  # -1: validation
+        parts = [*context.order(record.number).visits(record.key, epoch), -1]  # -1: validation
         is_clone = position == first and record.parent is not None
         for _ in range(self._retries + 1):
             self._dispatches += 1
             task = messages.Task(
                 trial=record.number,
+                stream=record.stream,
                 config=record.config,
                 epoch=epoch,
                 step=step,

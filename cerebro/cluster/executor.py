@@ -343,7 +343,7 @@ class ClusterExecutor(ABC):
             if self._admission.shares_run:
                 return None
             blob = Blob("", 0, read_state(stored))
-            return StateIn(blob, stored.state_hash, is_clone=task.clone_of is not None)
+            return StateIn(blob, stored.state_hash)
         if task.position == 0:
             return None
         held = self._states.find_state(task.trial, task.position)

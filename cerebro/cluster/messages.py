@@ -83,7 +83,6 @@ class StateIn:
     ref: Any  # a reference to its bytes; see `cerebro.cluster.states.Blob`
     state_hash: str
     agent: str = ""  # the number of the agent that holds it; empty: the coordinator
-    is_clone: bool = False
 
 
 @dataclass(frozen=True)

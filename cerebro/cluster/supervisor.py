@@ -54,7 +54,7 @@ from cerebro.machine import environment, resources
 from cerebro.machine.devices import Device, is_gpu
 from cerebro.machine.files import is_full
 from cerebro.machine.objects import Objects
-from cerebro.run.states import CloneOf, KeptState, remove_slots, slots_stem
+from cerebro.run.states import KeptState, remove_slots, slots_stem
 from cerebro.worker.messages import (
     CheckDone,
     Event,
@@ -194,8 +194,8 @@ class TrialFiles:
         with open(fd, "wb") as out:  # noqa: PTH123
             out.write(packed)
             out.truncate()
-        if state.is_clone:
-            return replace(task, clone_of=CloneOf(str(file), state.state_hash))
+        if task.clone_of is not None:
+            return replace(task, clone_of=replace(task.clone_of, file=str(file)))
         return replace(task, origin=KeptState(str(file), state.state_hash))
 
     def map_state(self, task: Task) -> Any:

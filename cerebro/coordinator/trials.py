@@ -506,7 +506,7 @@ class KeptStates:
         if start is None or start.state_file is None:
             raise StateError(f"trial {record.number} has no state of epoch {epoch}: it was deleted")
         self._needed[record.number, epoch] += 1
-        return CloneOf(str(self._folder / start.state_file), start.state_hash)
+        return CloneOf.of(record, str(self._folder / start.state_file), start.state_hash)
 
     def find_last_state(self, record: TrialRecord) -> KeptState | None:
         """Return the state of a trial's last epoch, which always stays; None before any epoch."""

@@ -78,6 +78,7 @@ class TrainedModel:
             context.views(number)[0],
             context.order(number),
             trial=number,
+            stream=self._record.stream,
             epochs=self._record.info_epochs(end, context.limits.epochs),
             cut=context.batches.make_cut(self._config),
             fold=self._record.fold,
@@ -151,7 +152,7 @@ class TrainedModel:
             stack.enter_context(contextlib.closing(loader))
             stack.enter_context(settings_of_run(live.libraries))
             stack.enter_context(models.explain_unfit_errors(unfit))
-            seed = evaluation_seed(exactness.seed, number, epoch.epoch)
+            seed = evaluation_seed(exactness.seed, self._record.key, epoch.epoch)
             where = models.batch_device(live.model, device)
 
             def run_evaluation(*, strict: bool) -> dict[str, float]:

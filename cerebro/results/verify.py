@@ -198,6 +198,7 @@ def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
     per_epoch = parts + validates
     in_order, stagger = saved.settings["shuffle"] == "rows", saved.settings["stagger"]
     counts: dict[tuple[int, int], int] = {}
+    keys = {record.number: record.key for record in saved.records}
     latest: dict[int, int] = {}
     with reader(saved.folder) as connection:
         rows = connection.execute(
@@ -206,7 +207,7 @@ def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
         for (trial, epoch), group in groupby(rows, key=lambda row: (row["trial"], row["epoch"])):
             order = list(range(parts))
             if not in_order:
-                order = _core.visit_order(trial, epoch, parts, stagger=stagger)
+                order = _core.visit_order(keys.get(trial, trial), epoch, parts, stagger=stagger)
             units = {(row["step"], row["part"]) for row in group}
             for step, part in sorted(units):
                 what = _explain_wrong_unit(step, part, order, per_epoch)

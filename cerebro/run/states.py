@@ -20,12 +20,14 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import cerebro._core as _core
 from cerebro.errors import CorruptDataError
 from cerebro.machine.files import open_plain, read_bytes
+from cerebro.run.records import TrialRecord, strip_study
 
 CLAIM = "cerebro-run"
 """The file in a separate folder for slots that has the id of the run that owns it."""
@@ -47,7 +49,20 @@ class KeptState:
 
 @dataclass(frozen=True)
 class CloneOf(KeptState):
-    """The kept state of a different trial, from which a clone begins."""
+    """The kept state of a different trial, from which a clone begins, and what built it."""
+
+    trial: int = 0
+    config: Mapping[str, Any] = field(default_factory=dict)
+    epochs: int | None = None
+    """The ``info.epochs`` with which the parent began; None: that of the run."""
+    stream: int | None = None
+    """The parent's stream if it is not its number."""
+
+    @classmethod
+    def of(cls, parent: TrialRecord, file: str, state_hash: str) -> CloneOf:
+        epochs = parent.extensions[0][1] if parent.extensions else None
+        config = strip_study(parent.config)
+        return cls(file, state_hash, parent.number, config, epochs, parent.stream)
 
 
 @dataclass(frozen=True)

@@ -290,6 +290,7 @@ class Model(TorchModel):
         """Check the weights of the training data; note and share what `build` has frozen."""
         self._network.note_flags()
         self._network.share_frozen(info)
+        self._updates.bind_steps(info.steps or [info.steps_per_epoch] * info.epochs)
         weight = self._objective.weight
         if weight is not None and isinstance(info.data, Dataset):
             check_column(info.data, weight)
@@ -647,6 +648,9 @@ class Model(TorchModel):
             recorded.refuse("it has differed from the ordinary step before")
 
     # --- evaluation and data --------------------------------------------------
+
+    def _count_scheduler_steps(self, epochs: int) -> int | None:
+        return self._updates.count_scheduler_steps(epochs)
 
     def _make_forward(self) -> Callable[[Batch], Any]:
         return make_forward(self.net, self._inputs)

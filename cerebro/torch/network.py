@@ -11,6 +11,14 @@ import torch
 from cerebro.data.depots import move_batch
 from cerebro.errors import InputError
 from cerebro.model import BaseModel, Batch, Part, is_joinable
+from cerebro.torch.clone import (
+    RebuildParent,
+    advance_new,
+    check_optimizers,
+    check_shapes,
+    keep_own_buffers,
+    position_of,
+)
 from cerebro.torch.frozen import (
     FrozenTensor,
     FrozenWeights,
@@ -28,6 +36,8 @@ from cerebro.torch.state import (
     copy_settings,
     load_net,
     load_scheduler,
+    restore_settings,
+    to_plain,
 )
 
 
@@ -236,7 +246,14 @@ class TorchModel(BaseModel):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
-    def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    def load_clone(
+        self,
+        state: Mapping[str, Any],
+        config: Mapping[str, Any],
+        *,
+        epoch: int | None = None,
+        rebuild: RebuildParent | None = None,
+    ) -> None:
         """Continue from another trial's state with this trial's hyperparameters.
 
         Weights, moments and the scheduler's position come from the parent. The settings of
@@ -244,17 +261,48 @@ class TorchModel(BaseModel):
         rates, decay, milestones, ...) stay as `build` made them from `config`; schedulers that are
         not torch's keep only their base learning rates. If a scheduler has changed the parent's
         learning rate, this trial's learning rate is scaled by the same factor until its own
-        scheduler steps.
+        scheduler steps. With another batch size, schedulers that step after each batch begin
+        where their own first `epoch` epochs would have brought them.
+
+        Buffers of the network and the loss that the parent's training has not changed, such as
+        class weights, are settings, too. `rebuild` tells: it builds the parent's configuration
+        again, with the parent's seed or, if called with True, this trial's.
+
+        Raises
+        ------
+        StateError
+            The parent has another optimizer, or tensors of other names or shapes.
         """
+        parts = {"net": self._network.parts[0], "loss": self._network.parts[-1]}
+        if len(self._network.parts) == 1:
+            del parts["loss"]
+        check_optimizers(self._optimizers, state, rebuild)
+        state = keep_own_buffers(parts, state, rebuild)
+        check_shapes(parts, state)
         state = in_own_order(state, self._optimizers, self._schedulers, self._network.names)
-        own_settings = [copy_settings(optimizer) for optimizer in self._optimizers]
         pairs = split_state(self._schedulers, state.get("scheduler", {}))
-        advanced = [advance_state(scheduler, part) for scheduler, part in pairs]
+        steps = None if epoch is None else self._count_scheduler_steps(epoch)
+        if steps is None or all(position_of(part) in (None, steps) for _, part in pairs):
+            advanced = [advance_state(scheduler, part) for scheduler, part in pairs]
+            apply = apply_settings
+        else:
+            advance_new(self._step_schedulers, steps)
+            advanced = [to_plain(scheduler.state_dict()) for scheduler in self._schedulers]
+            apply = restore_settings
+        own_settings = [copy_settings(optimizer) for optimizer in self._optimizers]
         self.load_state_dict(state)
         for optimizer, settings in zip(self._optimizers, own_settings, strict=True):
-            apply_settings(optimizer, settings)
+            apply(optimizer, settings)
         for scheduler, part in zip(self._schedulers, advanced, strict=True):
             load_scheduler(scheduler, part)
+
+    def _count_scheduler_steps(self, epochs: int) -> int | None:
+        """Return the steps of the schedulers in a trial's first epochs; None if not by batch."""
+        return None
+
+    def _step_schedulers(self) -> None:
+        for scheduler in self._schedulers:
+            scheduler.step()
 
     def in_fixed_order(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state of this model in an order that is the same in every process."""

@@ -158,6 +158,13 @@ def apply_settings(optimizer: Any, settings: list[dict[str, Any]]) -> None:
                 group[key] = _overwrite(group.get(key), value)
 
 
+def restore_settings(optimizer: Any, settings: list[dict[str, Any]]) -> None:
+    """Restore the settings of parameter groups as they were, learning rates as well."""
+    for group, restored in zip(optimizer.param_groups, settings, strict=True):
+        for key, value in restored.items():
+            group[key] = _overwrite(group.get(key), value)
+
+
 def load_scheduler(scheduler: Any, state: Mapping[str, Any]) -> None:
     loaded = copy_deeply(state)
     _convert_containers(scheduler, loaded)

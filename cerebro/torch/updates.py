@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler
 
+import cerebro._core as _core
 from cerebro.errors import InputError
 from cerebro.model import Part
 from cerebro.torch import optimizer_step
@@ -51,6 +52,20 @@ class Updates(Part):
         self._windows: Iterator[int] = iter(())  # batches of each update that the unit has left
         self._window = accumulate
         self._scheduler_due = False
+        self._steps: Sequence[int] = ()  # the batches of each epoch
+
+    def bind_steps(self, steps: Sequence[int]) -> None:
+        """Note the numbers of batches of the trial's epochs."""
+        self._steps = steps
+
+    def count_scheduler_steps(self, epochs: int) -> int | None:
+        """Return how often schedulers step in the first epochs; None unless by batch or update."""
+        if not self.by_batch or epochs > len(self._steps):
+            return None
+        counts = self._steps[:epochs]
+        if not self._by_update:
+            return sum(counts)
+        return sum(_core.batch_count(count, self.accumulate, False) for count in counts)
 
     def begin_unit(self, sizes: Sequence[int]) -> None:
         """Begin a unit with the number of batches of each of its updates."""

@@ -85,7 +85,7 @@ def _find_lost(
     if not changed or not _is_comparable(runner, task, live):
         return []
     with runner.leave_no_trace():
-        first = runner.build(task.trial, task.config, task.epochs)
+        first = runner.build(task.trial, task.config, task.epochs, stream=task.stream)
         assert first.own_numbers is not None
         # Objects that all models share, such as a clock, have the same values in a model just
         # built.
@@ -104,7 +104,7 @@ def _find_lost(
         lost = []
         for values, find_lost in ((numbers, _find_lost_numbers), (arrays, _find_lost_arrays)):
             if values:
-                again = runner.build(task.trial, task.config, task.epochs)
+                again = runner.build(task.trial, task.config, task.epochs, stream=task.stream)
                 lost += find_lost(values, without, _continue_training(runner, task, again, values))
                 del again
     return lost

@@ -170,12 +170,18 @@ class Task:
     origin: KeptState | None = None
     """Where the trial's state is if not in its slots, as in a resumed run."""
     epochs: int | None = None  # the trial's ``info.epochs``; None: that of the run
+    stream: int | None = None  # the trial's stream if it is not its number
     ended: tuple[int, ...] = ()  # trials that have ended since the worker's last task
     notes_reads: bool = False  # whether to note what ``build`` reads; see `worker.read_names`
     after: int | None = None
     """For a task queued behind another: the `dispatch` of the trial's unit before it. If that unit
     has not succeeded on this worker, the worker drops the task without an answer.
     """
+
+    @property
+    def key(self) -> int:
+        """The number in the trial's seeds."""
+        return self.trial if self.stream is None else self.stream
 
     @property
     def identity(self) -> tuple[int, int]:

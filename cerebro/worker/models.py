@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -229,6 +230,7 @@ def make_info(
     order: EpochOrder,
     *,
     trial: int,
+    stream: int | None = None,
     epochs: int,
     cut: Cut,
     fold: int | None = None,
@@ -248,7 +250,7 @@ def make_info(
         total_steps=sum(steps),
         batch_size=cut.batch_size,
         trial=trial,
-        seed=_core.trial_seed(order.seed, trial),
+        seed=_core.trial_seed(order.seed, trial if stream is None else stream),
         device=device,
         columns=data.columns,
         classes=data.classes,
@@ -258,6 +260,18 @@ def make_info(
     )
     vars(info)["sharing"] = sharing or Unshared(order.seed)
     return info
+
+
+def load_clone(
+    model: Any, state: Mapping[str, Any], config: Mapping[str, Any], **about_parent: Any
+) -> None:
+    """Load another trial's state; the model gets what its method takes of `about_parent`."""
+    load = getattr(model, "load_clone", None)
+    if load is None:
+        model.load_state_dict(state)
+        return
+    taken = inspect.signature(load).parameters
+    load(state, config, **{name: value for name, value in about_parent.items() if name in taken})
 
 
 def batch_device(model: Any, device: str) -> str:

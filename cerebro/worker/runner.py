@@ -380,7 +380,7 @@ class UnitRunner:
         packed = _core.pack_state(tree)
         try:
             with self.leave_no_trace():
-                other = self.build(task.trial, task.config, task.epochs)
+                other = self.build(task.trial, task.config, task.epochs, stream=task.stream)
                 if task.step < self.context.units_per_epoch - 1:
                     self.begin_again(other, task.epoch)
                 other = self.load_anew(other, task, packed, task.epoch)
@@ -452,7 +452,7 @@ class UnitRunner:
         loader = self.loaders.make(live.model, task.config, training=False, trial=task.trial)
         loader.begin(mix_in_order(validation), 0)
         depots.tell_first_note(loader)
-        seed = evaluation_seed(self.context.exactness.seed, task.trial, task.epoch)
+        seed = evaluation_seed(self.context.exactness.seed, task.key, task.epoch)
         with generators.preserve_generators(live.torch, seed):
             device = self.device_of(live.model)
             with replay_recorded_steps(live.model, training=False):
@@ -514,7 +514,7 @@ class UnitRunner:
 
     def _build_for(self, task: Task) -> LiveModel:
         reads = Reads() if task.notes_reads else None
-        live = self.build(task.trial, task.config, task.epochs, reads)
+        live = self.build(task.trial, task.config, task.epochs, reads, task.stream)
         if reads is not None:
             self.notes[task.trial].read = reads.list_names(task.config)
         return live
@@ -525,6 +525,7 @@ class UnitRunner:
         config: Mapping[str, Any],
         epochs: int | None = None,
         reads: Reads | None = None,
+        stream: int | None = None,
     ) -> LiveModel:
         """Build a trial's model for `epochs` (None: the run's); note in `reads` what it reads."""
         context = self.context
@@ -532,6 +533,7 @@ class UnitRunner:
             context.views(trial)[0],
             context.order(trial),
             trial=trial,
+            stream=stream,
             epochs=context.limits.epochs if epochs is None else epochs,
             cut=context.batches.make_cut(config),
             fold=context.fold_of(trial),
@@ -596,11 +598,25 @@ class UnitRunner:
         packed = read_state(clone_of)
         state = _core.unpack_state(packed, "torch" if live.torch else "numpy")["model"]
 
+        def rebuild_parent(with_own_seed: bool) -> Any:
+            trial, stream = clone_of.trial, clone_of.stream
+            if with_own_seed:
+                stream = task.key
+            try:
+                with self.redirect_output(None):
+                    return self.build(trial, clone_of.config, clone_of.epochs, stream=stream).model
+            finally:
+                DROPPED.add(None)
+                apply_settings(live.libraries)
+
         def load(live: LiveModel) -> None:
-            if hasattr(live.model, "load_clone"):
-                live.model.load_clone(state, strip_study(task.config))
-            else:
-                live.model.load_state_dict(state)
+            models.load_clone(
+                live.model,
+                state,
+                strip_study(task.config),
+                epoch=task.epoch,
+                rebuild=rebuild_parent,
+            )
 
         with self.use_settings():
             live = models.load_or_rebuild(live, load, lambda: self._build_for(task), task.epoch - 1)

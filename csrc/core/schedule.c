@@ -226,8 +226,9 @@ check_position(const cer_schedule *s, uint32_t trial, uint32_t epochs,
 }
 
 cer_status
-cer_schedule_add_trial(cer_schedule *s, uint32_t trial, uint32_t epochs,
-                       uint32_t epoch, uint32_t step, cer_error *err)
+cer_schedule_add_trial(cer_schedule *s, uint32_t trial, uint32_t stream,
+                       uint32_t epochs, uint32_t epoch, uint32_t step,
+                       cer_error *err)
 {
     cer_status status = check_position(s, trial, epochs, epoch, step, err);
     uint32_t slot = s->free_slot;
@@ -246,6 +247,7 @@ cer_schedule_add_trial(cer_schedule *s, uint32_t trial, uint32_t epochs,
         s->free_slot = s->trials[slot].queue;
     }
     s->trials[slot] = (schedule_trial){.number = trial,
+                                       .stream = stream,
                                        .epochs = epochs,
                                        .epoch = epoch,
                                        .step = step,

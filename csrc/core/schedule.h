@@ -96,10 +96,12 @@ cer_status cer_schedule_set_holders(cer_schedule *schedule, int64_t shard,
                                     cer_error *err);
 
 /* Adds a trial that has done `epoch` epochs and `step` units of the next one;
- * it trains until `epochs` are done. */
+ * it trains until `epochs` are done. It visits shards as trial `stream` does:
+ * usually its own number. */
 cer_status cer_schedule_add_trial(cer_schedule *schedule, uint32_t trial,
-                                  uint32_t epochs, uint32_t epoch,
-                                  uint32_t step, cer_error *err);
+                                  uint32_t stream, uint32_t epochs,
+                                  uint32_t epoch, uint32_t step,
+                                  cer_error *err);
 /* Sets the trial's number of epochs, at least as many as it has begun. */
 cer_status cer_schedule_extend_trial(cer_schedule *schedule, uint32_t trial,
                                      uint32_t epochs, cer_error *err);

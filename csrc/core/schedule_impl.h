@@ -23,6 +23,7 @@ typedef enum schedule_mode {
 
 typedef struct schedule_trial {
     uint32_t number;
+    uint32_t stream; /* in the order of its shards */
     uint32_t epochs;
     uint32_t epoch;
     uint32_t step; /* == shards: the validation unit is next */

@@ -128,5 +128,5 @@ schedule_next_shard(const cer_schedule *s, const schedule_trial *t)
 {
     if (t->step == s->shards)
         return CER_SHARD_VALIDATION;
-    return cer_visit_shard(t->number, t->epoch, t->step, s->shards, s->stagger);
+    return cer_visit_shard(t->stream, t->epoch, t->step, s->shards, s->stagger);
 }

@@ -302,25 +302,32 @@ forget_live(PyObject *self, PyObject *args, PyObject *kwargs)
 /* --- trials --------------------------------------------------------------- */
 
 PyDoc_STRVAR(add_trial_doc,
-             "add_trial(trial, *, epochs, epoch=0, step=0)\n--\n\n"
+             "add_trial(trial, *, epochs, epoch=0, step=0, stream=trial)\n--\n\n"
              "Add a trial that trains until `epochs` epochs are done.\n\n"
-             "It starts at `epoch` and `step`.");
+             "It starts at `epoch` and `step`, and visits shards as trial\n"
+             "`stream` does.");
 
 static PyObject *
 add_trial(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"trial", "epochs", "epoch", "step", NULL};
+    static char *keywords[] = {"trial", "epochs", "epoch",
+                               "step",  "stream", NULL};
     uint32_t trial, epochs = UINT32_MAX, epoch = 0, step = 0;
+    uint32_t stream = UINT32_MAX;
     cer_error err;
 
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O&|$O&O&O&:add_trial", keywords, to_number, &trial,
-            to_number, &epochs, to_number, &epoch, to_number, &step) ||
+            args, kwargs, "O&|$O&O&O&O&:add_trial", keywords, to_number, &trial,
+            to_number, &epochs, to_number, &epoch, to_number, &step, to_number,
+            &stream) ||
         given(epochs != UINT32_MAX, "add_trial", "epochs") < 0)
         return NULL;
+    if (stream == UINT32_MAX)
+        stream = trial;
     return none_or_raise(self,
                          cer_schedule_add_trial(schedule_of(self), trial,
-                                                epochs, epoch, step, &err),
+                                                stream, epochs, epoch, step,
+                                                &err),
                          &err);
 }
 

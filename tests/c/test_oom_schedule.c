@@ -49,7 +49,7 @@ add_stubbornly(cer_schedule *s)
             uint32_t worker;
 
             failing_alloc_arm(nth);
-            status = n < TRIALS ? cer_schedule_add_trial(s, n, 2, 0, 0, NULL)
+            status = n < TRIALS ? cer_schedule_add_trial(s, n, n, 2, 0, 0, NULL)
                                 : cer_schedule_add_worker(s, &worker, NULL);
             CHECK(status == CER_OK || failing_alloc_triggered());
         }

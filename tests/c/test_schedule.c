@@ -24,7 +24,7 @@ make(uint32_t shards, uint32_t workers, uint32_t trials, uint32_t epochs)
         CHECK_EQ_INT(worker, i);
     }
     for (uint32_t i = 0; i < trials; i++)
-        OK(cer_schedule_add_trial(s, i, epochs, 0, 0, &err));
+        OK(cer_schedule_add_trial(s, i, i, epochs, 0, 0, &err));
     return s;
 }
 
@@ -64,10 +64,10 @@ test_choice_of_the_worker(void)
     cer_schedule *s = make(2, 3, 0, 0);
     cer_command c;
 
-    OK(cer_schedule_add_trial(s, 4, 9, 0, 0, &err)); /* shards 0, 1 */
+    OK(cer_schedule_add_trial(s, 4, 4, 9, 0, 0, &err)); /* shards 0, 1 */
     CHECK(cer_schedule_next(s, 0.0, &c));
     CHECK_EQ_INT(c.worker, 0);
-    OK(cer_schedule_add_trial(s, 5, 9, 0, 0, &err)); /* shards 1, 0 */
+    OK(cer_schedule_add_trial(s, 5, 5, 9, 0, 0, &err)); /* shards 1, 0 */
     CHECK(cer_schedule_next(s, 0.0, &c));
     CHECK_EQ_INT(c.worker, 1);
     OK(cer_schedule_unit_done(s, 0, 1.0, NULL, &err));
@@ -84,7 +84,7 @@ test_choice_of_the_worker(void)
     CHECK_EQ_INT(c.unit.attempt, 1);
     CHECK_EQ_INT(c.worker, 0);
     /* Trial 7 begins at shard 1, which no idle worker has warm. */
-    OK(cer_schedule_add_trial(s, 7, 9, 0, 0, &err));
+    OK(cer_schedule_add_trial(s, 7, 7, 9, 0, 0, &err));
     CHECK(cer_schedule_next(s, 2.0, &c));
     CHECK_EQ_INT(c.worker, 1);
     CHECK_EQ_INT(c.unit.shard, 1);
@@ -99,7 +99,7 @@ test_urgent_trial_goes_before_older_ones(void)
     cer_schedule *s = make(2, 2, 3, 1);
     cer_command c;
 
-    OK(cer_schedule_add_trial(s, 3, 20, 0, 0, &err));
+    OK(cer_schedule_add_trial(s, 3, 3, 20, 0, 0, &err));
     CHECK(cer_schedule_next(s, 0.0, &c));
     CHECK_EQ_INT(c.unit.trial, 3);
     CHECK(cer_schedule_next(s, 0.0, &c));
@@ -271,7 +271,7 @@ test_forgotten_trials_leave_their_room(void)
                          CER_INVALID);
         }
         window[at] = number;
-        OK(cer_schedule_add_trial(s, number, n % 9 + 1, n % 9, 0, &err));
+        OK(cer_schedule_add_trial(s, number, number, n % 9 + 1, n % 9, 0, &err));
         for (uint32_t i = 0; n >= WINDOW && i < WINDOW; i++) {
             OK(cer_schedule_position(s, window[i], &unit, &err));
             CHECK_EQ_INT(unit.trial, window[i]);
@@ -299,7 +299,7 @@ test_only_dropped_trials_are_forgotten(void)
     OK(cer_schedule_forget_trial(s, 0, &err));
     CHECK_EQ_INT(cer_schedule_drop_trial(s, 0, &err), CER_INVALID);
     CHECK_EQ_STR(err.message, "there is no trial 0");
-    OK(cer_schedule_add_trial(s, 0, 1, 0, 0, &err));
+    OK(cer_schedule_add_trial(s, 0, 0, 1, 0, 0, &err));
     CHECK(cer_schedule_next(s, 1.0, &c));
     CHECK_EQ_INT(c.unit.trial, 0);
     CHECK_EQ_INT(c.unit.step, 0);
@@ -333,11 +333,11 @@ test_wrong_arguments_are_refused(void)
     CHECK(s == NULL);
 
     s = make(2, 1, 1, 1);
-    CHECK_EQ_INT(cer_schedule_add_trial(s, 0, 1, 0, 0, &err), CER_INVALID);
+    CHECK_EQ_INT(cer_schedule_add_trial(s, 0, 0, 1, 0, 0, &err), CER_INVALID);
     CHECK_EQ_STR(err.message, "trial 0 already exists");
-    CHECK_EQ_INT(cer_schedule_add_trial(s, 1, 1, 0, 2, &err), CER_INVALID);
-    CHECK_EQ_INT(cer_schedule_add_trial(s, 1, 1, 2, 0, &err), CER_INVALID);
-    CHECK_EQ_INT(cer_schedule_add_trial(s, 1, 1, 1, 1, &err), CER_INVALID);
+    CHECK_EQ_INT(cer_schedule_add_trial(s, 1, 1, 1, 0, 2, &err), CER_INVALID);
+    CHECK_EQ_INT(cer_schedule_add_trial(s, 1, 1, 1, 2, 0, &err), CER_INVALID);
+    CHECK_EQ_INT(cer_schedule_add_trial(s, 1, 1, 1, 1, 1, &err), CER_INVALID);
     CHECK_EQ_INT(cer_schedule_unit_done(s, 0, 0.0, &unit, &err), CER_INVALID);
     CHECK_EQ_STR(err.message, "worker 0 is not running a unit");
     CHECK_EQ_INT(cer_schedule_unit_done(s, 1, 0.0, &unit, &err), CER_INVALID);
@@ -563,7 +563,7 @@ begin_search(search *r, uint64_t seed)
         r->epochs[i] = 1 + (uint32_t)cer_rng_below(&r->rng, 3);
         r->done[i] = (uint32_t)cer_rng_below(&r->rng, steps_of(r));
         r->cost[i] = 1.0 + 9.0 * cer_rng_double(&r->rng);
-        OK(cer_schedule_add_trial(r->s, i, r->epochs[i], 0, r->done[i], &err));
+        OK(cer_schedule_add_trial(r->s, i, i, r->epochs[i], 0, r->done[i], &err));
     }
 }
 
