@@ -25,6 +25,7 @@ from cerebro.arguments import (
     worker_count,
 )
 from cerebro.callbacks import Mirror
+from cerebro.control import REQUESTS, Command
 from cerebro.coordinator.conduct import conduct, format_same_call, trains_here
 from cerebro.coordinator.restore import Previous, ResumeRequest, has_decided_all
 from cerebro.coordinator.searcher_record import NoSearcher, catch_up, make_again
@@ -52,7 +53,16 @@ from cerebro.run.mirror import download
 from cerebro.run.owner import Owner
 from cerebro.run.records import Ranking
 from cerebro.run.settings import Batches, Exactness, Limits, Settings, Strategy, read_group
-from cerebro.run.store import FILE, Store, check_whole_store, decode, encode, unused_folder
+from cerebro.run.store import (
+    FILE,
+    Store,
+    check_whole_store,
+    decode,
+    encode,
+    read_actions,
+    reader,
+    unused_folder,
+)
 from cerebro.searchers import make_searcher
 from cerebro.searchers.base import Searcher
 from cerebro.searchers.metrics import EarlyStopping
@@ -70,6 +80,7 @@ def resume(
     epochs: int | None = None,
     trials: Sequence[int] | int | None = None,
     workers: int | None = None,
+    actions: Sequence[Command] = (),
     callbacks: Sequence[Any] = (),
     progress: Literal["auto", "table", "lines"] | bool = "auto",
     executor: Executor | None = None,
@@ -103,6 +114,9 @@ def resume(
         The number of worker processes, 0 for none. Default: as many as the run had. With
         `executor`, give the number to the executor. The number of compute threads does not change,
         because it affects the bits.
+    actions
+        Requests to carry out first: values of `cerebro.control.Clone`, `Add` and `Extend`. If one
+        is refused, the run ends at once, with an InputError that says why.
     callbacks, progress, executor
         As for `cerebro.search`.
 
@@ -134,6 +148,7 @@ def resume(
             check_whole_number("epochs", epochs, 1, optional=True),
             check_trials(trials, len(saved.configurations)),
             saved.trials_per_config,
+            check_actions(actions),
         )
         before = saved.settings
         if request.epochs is not None and request.epochs < before["epochs"]:
@@ -162,7 +177,31 @@ def resume(
             settings = replace(settings, executor=check_executor(executor), devices=the_devices)
         if request.epochs is not None and request.trials is None:  # it applies to all trials
             settings = replace(settings, limits=replace(settings.limits, epochs=request.epochs))
-        return train_rest(saved, owner, settings, request, None)
+        result = train_rest(saved, owner, settings, request, None)
+    raise_if_refused(result, request.actions)
+    return result
+
+
+def check_actions(actions: Any) -> tuple[Command, ...]:
+    checked: tuple[Command, ...] = (actions,) if isinstance(actions, Command) else tuple(actions)
+    for action in checked:
+        if not isinstance(action, Command) or action.verb not in REQUESTS:
+            raise InputError(
+                "actions must be a list of cerebro.control.Clone(...), Add(...) or Extend(...), "
+                f"and has {action!r}"
+            )
+    return checked
+
+
+def raise_if_refused(result: Result, requests: Sequence[Command]) -> None:
+    """Raise InputError with the reason why a request was refused."""
+    if not requests:
+        return
+    asked = {command.request for command in requests}
+    with reader(result.path) as connection:
+        for action in read_actions(connection):
+            if action.request in asked and not action.is_done:
+                raise InputError(f"{result.path}: {action.outcome.partition(': ')[2]}")
 
 
 def download_run(url: str, callbacks: Any) -> tuple[Path, Sequence[Any]]:
@@ -207,7 +246,7 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
 
 
 def is_over(saved: SavedRun, request: ResumeRequest) -> bool:
-    goes_on = request.more or any(map(request.includes, saved.records))
+    goes_on = request.more or request.actions or any(map(request.includes, saved.records))
     return saved.meta["status"] == "finished" and not goes_on
 
 

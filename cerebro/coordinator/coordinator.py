@@ -30,6 +30,7 @@ from cerebro.coordinator.folds import FoldedTrials
 from cerebro.coordinator.overview import EpochParts, Forecaster, Overview, ToCome
 from cerebro.coordinator.restore import RestoredRun
 from cerebro.coordinator.search_loop import SearchLoop
+from cerebro.coordinator.steering import Steering
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trials import LiveTrials
 from cerebro.coordinator.user import Commands, Hooks
@@ -128,10 +129,24 @@ class Coordinator:
         # By trial: the last unit of an epoch whose state is being copied.
         self._awaiting_state: dict[int, messages.UnitDone] = {}
         self.words = Words()  # what the model's users call its methods, for messages
-        self._commands = Commands(settings.folder / FOLDER, partial(self.events.add, "command"))
+        steering = Steering(
+            settings,
+            context,
+            store,
+            self._dispatcher,
+            self._searched,
+            self._trials,
+            self._loop,
+            self.clock.now,
+            self.events.add,
+        )
+        note = partial(self.events.add, "command")
+        self._commands = Commands(settings.folder / FOLDER, note, steering=steering)
         if restored is not None:
             self._searched.restore(restored.trials, restored.decisions)
             restored.trials.clear()  # else trials would stay in memory after they end
+            self._commands.know_requests(action.request for action in restored.actions)
+            steering.take_first(restored.requests)
 
     def _count_work_to_come(self) -> ToCome:
         searcher, folds = self._loop.searcher, self.settings.trials_per_config
@@ -181,9 +196,12 @@ class Coordinator:
             if self.clock.check():
                 self.events.add("time limit", f"{self.clock.limit} seconds are over")
             self._take_commands()
+            if self.refused is not None:
+                break
             self._dispatch_units()
             self._queue_units()
             awaits_worker = self._dispatcher.awaits_worker and not self._is_halted
+            awaits_worker |= self._dispatcher.is_warming and self._steering.is_busy
             if self._dispatcher.is_idle and not self._awaiting_state and not awaits_worker:
                 if not self._advance_searcher() and (self.is_stopped or not self._wait_to_resume()):
                     break
@@ -204,6 +222,7 @@ class Coordinator:
                 self._handle_worker_lost(event)
             elif isinstance(event, messages.CheckDone):
                 self._dispatcher.end_warming(event.worker)
+                self._steering.finish_check(event)
             else:
                 self._handle_cluster_event(event)
 
@@ -218,6 +237,9 @@ class Coordinator:
             trial.epoch_seconds = seconds
         self._searched.update_all()
         self._loop.arrive_again()
+        for number in restored.paused:
+            if self.status_of(number) not in (None, *ENDED):
+                self.pause_trial(number)
         for trial in list(self._trials.by_number.values()):
             if asks_to_stop(trial.record.raised):
                 self._stop_trials(self._searched.folds_beside(trial))
@@ -227,8 +249,7 @@ class Coordinator:
         all_trials = self._trials.by_number.values()
         trials = [trial for trial in all_trials if trial.record.status not in ENDED]
         rests = any(trial.held and not trial.paused_by_searcher for trial in trials)
-        if self._commands.paused and (trials or not self._loop.is_exhausted):
-            rests = True
+        rests |= self._commands.paused  # even if no trial is left: the user may clone one
         waits = self._loop.searcher.waits and not self._loop.is_exhausted
         if rests or waits:
             self.store.flush()  # the store then has everything that the display shows
@@ -299,6 +320,7 @@ class Coordinator:
     ) -> messages.Task:
         task = messages.Task(
             trial=trial.record.number,
+            stream=trial.record.stream,
             config=trial.record.config,
             epoch=epoch,
             step=step,
@@ -315,7 +337,12 @@ class Coordinator:
         """Queue the next unit of short ones at busy workers, which then need not wait for it."""
         for worker, task in self._dispatcher.take_begun():
             last = self._trials.by_number[task.trial].last_unit
-            if self._is_halted or last is None or not 0 < last.seconds < QUEUED_SECONDS:
+            if (
+                self._is_halted
+                or self._steering.wants_worker  # it would wait until the end of the epoch
+                or last is None
+                or not 0 < last.seconds < QUEUED_SECONDS
+            ):
                 continue
             following = self._dispatcher.next_behind(worker)
             if following is not None:
@@ -432,6 +459,7 @@ class Coordinator:
     def _handle_worker_lost(self, event: messages.WorkerLost) -> None:
         self._overview.unit_ends(event.worker)
         task, verdict = self._dispatcher.remove(event)
+        self._steering.worker_lost(event.worker)
         self._trials.held.forget_worker(event.worker)
         if event.signal == signal.SIGBUS:
             # The worker read a memory-mapped file that was truncated: the trial is not to blame.
@@ -504,7 +532,7 @@ class Coordinator:
             self._trials.hold(trial)
             self._apply_commands(trial)
 
-    def continue_trial(self, number: int) -> None:
+    def unpause_trial(self, number: int) -> None:
         """Continue a trial; raise InputError if :meth:`pause_trial` has not paused it."""
         whole, trials = self._searched.find_open(number, "continued")
         if not whole.held:
@@ -531,6 +559,9 @@ class Coordinator:
 
     def _take_commands(self) -> None:
         self._commands.carry_out(self)
+        if not self.is_stopped:
+            self._steering.proceed()
+        self._overview.waits_for = self._loop.explain_waiting()
         if self._commands.paused != self._overview.paused:
             self._overview.paused = self._commands.paused
             self.store.set_meta("paused", self._commands.paused)
@@ -561,15 +592,28 @@ class Coordinator:
         return self._overview.snapshot(self.trials.values(), len(self._dispatcher))
 
     @property
+    def _steering(self) -> Steering:
+        steering: Steering = self._commands.steering
+        return steering
+
+    @property
+    def refused(self) -> str | None:
+        """Why a request that came with `cerebro.resume` was refused; the run then ends at once."""
+        return self._steering.refused
+
+    @property
     def is_stopped(self) -> bool:
         """Whether the time limit or a command ends the run with work left."""
-        return self.clock.is_over or self._commands.stopping
+        return self.clock.is_over or self._commands.stopping or self.refused is not None
 
     @property
     def status(self) -> str:
         """The run's status after :meth:`run` has returned."""
         trained = self._trials.by_number.values()
-        unfinished = self.is_stopped or any(trial.record.is_open for trial in trained)
+        is_open = any(trial.record.is_open for trial in trained)
+        if self.refused is not None and self._loop.is_exhausted and not is_open:
+            return "finished"  # as it was before
+        unfinished = self.is_stopped or is_open
         partly = self._restored is not None and self._restored.partly
         return "stopped" if unfinished or partly or self._loop.searcher.cut_short else "finished"
 

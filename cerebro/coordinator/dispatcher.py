@@ -81,6 +81,11 @@ class Dispatcher:
         """Whether units are due and a worker will soon be ready to run them."""
         return bool(self._warming) and not self.schedule.finished
 
+    @property
+    def is_warming(self) -> bool:
+        """Whether a worker imports libraries or tries a configuration."""
+        return bool(self._warming)
+
     def next_unit(self) -> tuple[int, int, int, int, int, int] | None:
         """Return a unit that can begin: worker, trial, epoch, step, part, attempt; None: none."""
         while (command := self.schedule.next(self._now())) is not None:
@@ -175,6 +180,23 @@ class Dispatcher:
         """Let a new worker import the libraries that units need before it gets a unit."""
         self.executor.submit(worker, messages.WarmTask(tuple(sorted(self._libraries))))
         self._warming.add(worker)
+
+    def begin_check(self, task: messages.CheckTask) -> int | None:
+        """Let an idle worker try a configuration; return the worker, None if all are busy."""
+        idle = [worker for worker in self._schedule_worker if worker not in self._in_flight]
+        if not idle:
+            return None
+        worker = idle[-1]
+        ours = self._schedule_worker.pop(worker)
+        del self._executor_worker[ours]
+        self.schedule.remove_worker(ours, self._now())
+        self.executor.submit(worker, task)
+        self._warming.add(worker)
+        return worker
+
+    def count_begun(self, worker: int | None) -> int:
+        """Return how many units a worker runs or has in its queue; 0 without a worker."""
+        return 0 if worker is None else 1 + (worker in self._queued)
 
     def end_warming(self, worker: int) -> None:
         if worker not in self._warming:

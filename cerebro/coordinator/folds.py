@@ -15,7 +15,7 @@ from typing import Any
 
 import cerebro._core as _core
 from cerebro.coordinator.overview import EndedTrials, Overview
-from cerebro.coordinator.trial import LiveTrial
+from cerebro.coordinator.trial import LiveTrial, OfUser
 from cerebro.coordinator.trials import LiveTrials, TrialTable
 from cerebro.coordinator.user import Hooks
 from cerebro.report.progress import TrialRow
@@ -83,9 +83,12 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             pinned=pinned,
         )
 
-    def add(self, suggestion: Suggestion) -> LiveTrial:
+    def add(self, suggestion: Suggestion, of_user: OfUser | None = None) -> LiveTrial:
         """Add a configuration, or a clone, whose folds are clones of its parent's folds."""
-        folds = [self.folds.add(self._suggest_fold(suggestion, fold)) for fold in range(self._each)]
+        folds = [
+            self.folds.add(self._suggest_fold(suggestion, fold, of_user), of_user)
+            for fold in range(self._each)
+        ]
         trial = self._add_folds(folds)
         if trial.record.status in ENDED:  # its configuration is invalid
             self._hooks.notify_of(trial.record, "on_trial_start")
@@ -200,14 +203,18 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         self.by_number[record.number] = trial
         return trial
 
-    def _suggest_fold(self, suggestion: Suggestion, fold: int) -> Suggestion:
+    def _suggest_fold(
+        self, suggestion: Suggestion, fold: int, of_user: OfUser | None
+    ) -> Suggestion:
         if suggestion.parent is None:
             return suggestion
         parent = self.recall(suggestion.parent)
         number = suggestion.parent * self._each + fold
         of_fold = self.folds.recall(number)
-        assert parent is not None and parent.reported_epoch is not None and of_fold is not None
-        of_fold.reported = parent.reported_epoch  # other folds may have more epochs
+        assert parent is not None and of_fold is not None
+        if suggestion.parent_epoch is None and not (of_user and of_user.cold):
+            assert parent.reported_epoch is not None
+            of_fold.reported = parent.reported_epoch  # other folds may have more epochs
         return replace(suggestion, parent=number)
 
     def _folds_of(self, trial: LiveTrial) -> list[LiveTrial]:

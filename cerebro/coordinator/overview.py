@@ -194,6 +194,7 @@ class Overview:
         self.first_unit: float | None = None  # the time at which the first unit was dispatched
         self.busy_seconds = 0.0
         self.paused = False  # whether a command has paused the run
+        self.waits_for = ""  # which paused trials others wait for
         self.waited = 0.0  # the seconds that the run spent waiting to be resumed
 
     def unit_begins(self, trial: int, worker: int) -> None:
@@ -255,6 +256,7 @@ class Overview:
             mode=self._ranking.mode,
             path=str(self._folder),
             paused=self.paused,
+            waits_for=self.waits_for,
             more=ended.count_without(rows) + Counter(waiting=unshown),
         )
 

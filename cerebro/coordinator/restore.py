@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import cerebro._core as _core
+from cerebro.control import VERBS, Command
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.errors import CorruptDataError
 from cerebro.machine.files import read_bytes
@@ -33,12 +34,13 @@ from cerebro.results.saved_run import SavedRun
 from cerebro.run import states
 from cerebro.run.folder import OwnedRun, claim_state_dir, make_folders
 from cerebro.run.owner import Owner
-from cerebro.run.records import NOTHING_RAISED, EpochRecord, TrialRecord
+from cerebro.run.records import NOTHING_RAISED, ActionRecord, EpochRecord, TrialRecord
 from cerebro.run.settings import Settings
 from cerebro.run.store import (
     LastDecision,
     Store,
     count_decisions,
+    read_actions,
     read_clock,
     read_last_decisions,
     read_unit_seconds,
@@ -66,6 +68,9 @@ class RestoredRun:
     decisions: dict[int, LastDecision]  # the searcher's last decision for each trial
     decision_count: int = 0  # including suggestions
     partly: bool = False  # whether open trials that are not resumed may remain
+    actions: Sequence[ActionRecord] = ()  # what the user has asked of earlier processes
+    requests: Sequence[Command] = ()  # what the user asks with this resumption
+    paused: Sequence[int] = ()  # open trials that the user has paused; with folds, configurations
     trials: list[LiveTrial] = field(default_factory=list)  # by number
     lost: dict[int, list[EpochRecord]] = field(default_factory=dict)
     """By trial: finished epochs whose rows are missing in the store."""
@@ -255,6 +260,7 @@ class ResumeRequest:
     epochs: int | None = None  # None: as before
     trials: tuple[int, ...] | None = None  # their numbers; None: all that are open
     trials_per_config: int = 1  # how many of the store's trials, its folds, each of these has
+    actions: tuple[Command, ...] = ()  # requests about trials, to carry out first
     more: bool = False  # whether the searcher has more to suggest, even if the run is finished
 
     def includes(self, record: TrialRecord) -> bool:
@@ -320,7 +326,11 @@ def restore(
             decisions=read_last_decisions(connection),
             partly=request.trials is not None and not all_begun,
             decision_count=count_decisions(connection),
+            actions=read_actions(connection),
+            requests=request.actions,
         )
+    if request.trials is None:  # else the user names those that go on
+        restored.paused = find_paused(restored.actions)
     before = saved.settings["epochs"]
     is_over = has_decided_all(saved)
     restorer.clear_unknown(len(saved.records))
@@ -341,7 +351,8 @@ def restore(
                 if is_released:
                     restored.decisions[number] = replace(last, paused=False)
                 # No clone will begin any more, so no state is kept for one.
-                reported = last.reported if restored.decisions and not is_over else None
+                is_compared = restored.decisions and not is_over and record.origin == "searcher"
+                reported = last.reported if is_compared else None
                 trial, lost = _reopen(record, store, restorer, request, before, reported)
                 restored.lost[record.number] = lost
             else:
@@ -351,6 +362,12 @@ def restore(
             restored.trials.append(trial)
     saved.forget_trials()
     return restored
+
+
+def find_paused(actions: Sequence[ActionRecord]) -> list[int]:
+    """Return the trials on which the user's last action was to pause them."""
+    last = {a.trial: a.verb for a in actions if a.is_done and a.verb in VERBS}
+    return sorted(n for n, verb in last.items() if n is not None and verb == "pause")
 
 
 def has_decided_all(saved: SavedRun) -> bool:

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cerebro.coordinator.failures import make_comparable, worst_value_of
+from cerebro.coordinator.numbering import Numbering
 from cerebro.coordinator.searcher_record import StateSaving
-from cerebro.coordinator.trial import LiveTrial
+from cerebro.coordinator.trial import LiveTrial, OfUser
 from cerebro.coordinator.user import Hooks
 from cerebro.errors import InputError
 from cerebro.run.records import ENDED, Status
@@ -62,6 +63,11 @@ class Rounds:
     def live(self) -> int:
         """The number of trials whose reports are still to come."""
         return len(self._due) + len(self._next)
+
+    @property
+    def awaited(self) -> list[int]:
+        """The trials that have not reported in this round, by number."""
+        return [trial for trial in sorted(self._due) if trial not in self._arrived]
 
     @property
     def is_over(self) -> bool:
@@ -113,7 +119,7 @@ class Trials(Protocol):
 
     @property
     def by_number(self) -> Mapping[int, LiveTrial]: ...
-    def add(self, suggestion: Suggestion) -> LiveTrial: ...
+    def add(self, suggestion: Suggestion, of_user: OfUser | None = None) -> LiveTrial: ...
     def extend(self, trial: LiveTrial) -> None: ...
     def pause(self, trial: LiveTrial) -> None: ...
     def shelve(self, trial: LiveTrial) -> None: ...
@@ -162,16 +168,22 @@ class SearchLoop:
         self._changed = False
         self._saving = StateSaving(searcher)
         self._ended_early: set[int] = set()  # trials whose reports the searcher still receives
+        self.numbering = Numbering()
+        self._outside: list[LiveTrial] = []  # the user's trials that have finished an epoch
 
     # --- events of the run -----------------------------------------------
 
     def epoch_done(self, trial: LiveTrial, epoch: int, metrics: Mapping[str, float]) -> None:
         """Queue the report of a finished epoch, unless it was reported before."""
-        if epoch > trial.reported:
+        if trial.record.origin == "user":
+            self._outside.append(trial)
+        elif epoch > trial.reported:
             self.rounds.arrive(Report(trial.record.number, epoch, metrics))
 
     def trial_ended(self, trial: LiveTrial) -> None:
         """Report the worst metric, so that an adaptive searcher avoids such configurations."""
+        if trial.record.origin == "user":
+            return
         exact = self.searcher.exact_metrics
         metrics = {} if exact else {self._ranking.metric: worst_value_of(self._ranking.mode)}
         record = trial.record
@@ -185,6 +197,7 @@ class SearchLoop:
         """
         with self._hooks.postpone_calls(), self._record.group():
             self._changed = False
+            went_on = self._go_on_outside()
             self._shelve_paused()
             for _ in range(max_steps):
                 if not self._step(ask):
@@ -193,7 +206,45 @@ class SearchLoop:
                 self._record.set_meta("search_loop", self.state_dict())
                 if self._saving.is_due:
                     self._save_searcher()
-        return self._changed
+        return self._changed or went_on
+
+    def _go_on_outside(self) -> bool:
+        """Let the user's trials train on, or end them: the searcher does not know them."""
+        trials, self._outside = self._outside, []
+        for trial in trials:
+            record = trial.record
+            trial.reported = record.done - 1
+            if record.status in ENDED:
+                continue
+            if record.done >= record.target_epochs:
+                self._trials.end(trial, "finished")
+            elif self._stops_early(trial):
+                self._trials.end(trial, "stopped")
+            else:
+                self._trials.extend(trial)
+        return bool(trials)
+
+    def add_outside(self, suggestion: Suggestion, of_user: OfUser) -> LiveTrial:
+        """Add a trial of the user's."""
+        trial = self._trials.add(suggestion, of_user)
+        self.numbering.note_outside(trial.record.number)
+        return trial
+
+    def count_waiting_for(self, number: int) -> int:
+        """Return how many trials wait for a paused one, because epochs are compared in rounds."""
+        rounds = self.rounds
+        return rounds.live - 1 if rounds.ordered and rounds.expects(number) else 0
+
+    def explain_waiting(self) -> str:
+        """Return which paused trials the round waits for; empty if none."""
+        if not self.rounds.ordered:
+            return ""
+        trials = self._trials.by_number
+        held = [n for n in self.rounds.awaited if n in trials and trials[n].held]
+        if not held:
+            return ""
+        which = ("trial " if len(held) == 1 else "trials ") + ", ".join(map(str, held[:5]))
+        return f"round {self.rounds.number} waits for {which} (paused by you)"
 
     def finish(self) -> None:
         if self.searcher.is_recorded and not self._saving.is_complete:
@@ -214,6 +265,7 @@ class SearchLoop:
     def restore(self, state: Mapping[str, Any] | None, decisions: int) -> None:
         """Continue from a `state_dict`, None if never asked, and the number of stored decisions."""
         self._saving = StateSaving(self.searcher, decisions)
+        self.numbering = Numbering(trial.record for trial in self._trials.by_number.values())
         if state is not None:
             self.begun = int(state["fresh"])
             # If the number of trials was increased, the searcher may have more to suggest.
@@ -226,7 +278,10 @@ class SearchLoop:
         """Queue the reports of stored epochs for which the searcher has no decision yet."""
         for number, trial in self._trials.by_number.items():
             record = trial.record
-            if self.searcher.adaptive:
+            if record.origin == "user":
+                if record.epochs and record.status not in ENDED:
+                    self._outside.append(trial)
+            elif self.searcher.adaptive:
                 if self.rounds.expects(number):
                     self._arrive_again(trial)
             elif record.status not in ENDED:
@@ -300,10 +355,11 @@ class SearchLoop:
         numbers: Any = self.searcher.dropped()
         if not isinstance(numbers, (list, tuple)):
             raise self._error(f": dropped() must return a list of trials' numbers, not {numbers!r}")
-        for number in numbers:
+        for own in numbers:
+            number = self.numbering.of_run(own)
             trial = self._trials.by_number.get(number) if type(number) is int else None
             if trial is None or not trial.paused_by_searcher:
-                raise self._error(f" drops trial {number!r}, which it has not paused")
+                raise self._error(f" drops trial {own!r}, which it has not paused")
             self._trials.clear_pause(trial)
             if trial.record.status not in ENDED:
                 self._trials.end(trial, "stopped")
@@ -311,7 +367,7 @@ class SearchLoop:
     def _shelve_paused(self) -> None:
         """Free the resources of paused trials that the searcher will not resume soon."""
         for number in self.searcher.shelved():
-            trial = self._trials.by_number.get(number)
+            trial = self._trials.by_number.get(self.numbering.of_run(number))
             if trial is not None and trial.paused_by_searcher:
                 self._trials.shelve(trial)
 
@@ -334,7 +390,7 @@ class SearchLoop:
         metrics = report.metrics
         if not self.searcher.exact_metrics:
             metrics = make_comparable(metrics, self._ranking)
-        decision = self.searcher.report(report.trial, report.epoch, metrics)
+        decision = self.searcher.report(self.numbering.own(report.trial), report.epoch, metrics)
         if not isinstance(decision, Decision):
             raise self._error(
                 f" answered {decision!r} to the report of trial {report.trial}, epoch "
@@ -359,7 +415,7 @@ class SearchLoop:
             if suggestion is None:
                 break
             if suggestion is not DONE:
-                self._check(suggestion)
+                suggestion = self._check(suggestion)
             if suggestion is DONE or (self._is_fresh(suggestion) and self._has_all_trials()):
                 self.is_exhausted = self._changed = True
                 break
@@ -400,9 +456,11 @@ class SearchLoop:
     def _error(self, what: str) -> InputError:
         return InputError(f"the searcher {self._strategy.searcher_name}{what}")
 
-    def _check(self, suggestion: Any) -> None:
+    def _check(self, suggestion: Any) -> Suggestion:
+        """Return a valid suggestion with the run's numbers."""
         problem = suggestion_problem(suggestion)
         if problem is None:
+            suggestion = self.numbering.translate(suggestion)
             epochs = suggestion.epochs or self._limits.epochs
             if suggestion.trial is not None:
                 problem = self._find_problem_of_resuming(suggestion.trial, epochs)
@@ -410,6 +468,8 @@ class SearchLoop:
                 problem = self._find_problem_of_cloning(suggestion, epochs)
         if problem is not None:
             raise self._error(f" {problem}")
+        assert isinstance(suggestion, Suggestion)
+        return suggestion
 
     def _find_problem_of_resuming(self, number: Any, epochs: int) -> str | None:
         trial = self._trials.by_number.get(number)

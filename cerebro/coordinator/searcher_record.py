@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import Any
 
 from cerebro.coordinator.failures import make_comparable, worst_value_of
+from cerebro.coordinator.numbering import Numbering
 from cerebro.errors import InputError, one_line
 from cerebro.machine.guard import guard_import
 from cerebro.machine.imports import module_of
@@ -205,13 +206,17 @@ def catch_up(saved: SavedRun, searcher: Searcher, by: Ranking, stop: EarlyStoppi
         return
     with reader(saved.folder) as connection:
         after = saved.meta["searcher_said"]
-        decisions = [StoredDecision(*row) for row in read_decisions(connection, after)]
+        rows = read_decisions(connection, after)
     records = saved.configurations
+    numbering = Numbering(records)
+    decisions = [StoredDecision(numbering.own(trial), *rest) for trial, *rest in rows]
     replay_decisions(
         searcher,
         decisions,
-        reported=lambda trial, epoch: find_reported(records[trial], epoch, by, stop),
-        config_of=lambda trial: records[trial].config,
+        reported=lambda trial, epoch: find_reported(
+            records[numbering.of_run(trial)], epoch, by, stop
+        ),
+        config_of=lambda trial: records[numbering.of_run(trial)].config,
         epochs=saved.settings["epochs"],
     )
 

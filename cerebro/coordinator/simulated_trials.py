@@ -16,7 +16,7 @@ from typing import Any
 
 from cerebro.coordinator.search_loop import Report, SearchLoop
 from cerebro.coordinator.searcher_record import StoredDecision, find_reported, replay_decisions
-from cerebro.coordinator.trial import LiveTrial
+from cerebro.coordinator.trial import LiveTrial, OfUser
 from cerebro.coordinator.user import Hooks
 from cerebro.run.records import ENDED, EpochRecord, Status, TrialRecord
 from cerebro.run.settings import SearchSettings
@@ -54,7 +54,7 @@ class SimulatedTrials:
         self.pinned: Collection[tuple[int, int]] = ()  # trials and epochs whose states are kept
         self._epochs = epochs
 
-    def add(self, suggestion: Suggestion) -> LiveTrial:
+    def add(self, suggestion: Suggestion, of_user: OfUser | None = None) -> LiveTrial:
         json.dumps(suggestion.config, allow_nan=False)
         number = len(self.by_number)
         epochs = suggestion.epochs or self._epochs

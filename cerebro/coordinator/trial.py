@@ -18,6 +18,14 @@ from cerebro.run.states import CloneOf, KeptState
 from cerebro.worker.messages import UnitDone
 
 
+@dataclass(frozen=True)
+class OfUser:
+    """What a trial that the user adds has beside its suggestion."""
+
+    cold: bool = False  # whether a clone begins anew, with its parent's configuration only
+    info_epochs: int | None = None  # its ``info.epochs``; None: that of the run
+
+
 @dataclass
 class LiveTrial:
     """A trial's record and its state in training."""

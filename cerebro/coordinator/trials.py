@@ -21,9 +21,17 @@ from typing import Any, Generic, TypeVar
 import cerebro._core as _core
 from cerebro.coordinator.failures import ALIKE_FAILURES
 from cerebro.coordinator.overview import EndedTrials, Overview
-from cerebro.coordinator.trial import LiveTrial
+from cerebro.coordinator.trial import LiveTrial, OfUser
 from cerebro.errors import InputError, StateError
-from cerebro.run.records import ENDED, NOTHING_RAISED, EpochRecord, Raised, Status, TrialRecord
+from cerebro.run.records import (
+    ENDED,
+    NOTHING_RAISED,
+    OUTSIDE,
+    EpochRecord,
+    Raised,
+    Status,
+    TrialRecord,
+)
 from cerebro.run.settings import Settings
 from cerebro.run.states import CloneOf, KeptState, remove_slots, remove_state, unpublished_name
 from cerebro.run.store import LastDecision, Store, decode, encode, read_trials, reader
@@ -141,13 +149,14 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._overview = overview
         self._notify_of = notify_of
         self._stepwise = stepwise
+        self._outside = 0  # the number of trials that the user has added
         # By trial and epoch: in a resumed run, clones that start from this epoch, whose state was
         # lost. They wait until their parent has trained it again, or has ended.
         self._awaited: dict[tuple[int, int], list[LiveTrial]] = {}
 
     # --- starting --------------------------------------------------------
 
-    def add(self, suggestion: Suggestion) -> LiveTrial:
+    def add(self, suggestion: Suggestion, of_user: OfUser | None = None) -> LiveTrial:
         """Add a trial or a clone; it fails at once if its configuration cannot be stored."""
         number = len(self)
         config, problem = make_recordable(suggestion.config)
@@ -155,22 +164,47 @@ class LiveTrials(TrialTable[LiveTrial]):
         record = TrialRecord(number, config, target_epochs=epochs)
         parent = None if suggestion.parent is None else self.recall(suggestion.parent)
         if parent is not None:
-            assert parent.reported_epoch is not None
             record.parent, record.parent_epoch = parent.record.number, suggestion.parent_epoch
-            if record.parent_epoch is None:
+            if record.parent_epoch is None and not (of_user and of_user.cold):
+                assert parent.reported_epoch is not None
                 record.parent_epoch = parent.reported_epoch
+        record.stream = self.next_stream(by_user=of_user is not None)
+        self._outside += of_user is not None
         trial = self.by_number[number] = LiveTrial(record, reported=record.first_epoch - 1)
         trial.position = record.first_epoch * self._context.units_per_epoch
         self._unwritten.add(number)
         self._store.add_trial(record)
+        if of_user and of_user.info_epochs not in (None, self._settings.limits.epochs):
+            self._set_info_epochs(record, 0, of_user.info_epochs or 0)
         if parent is not None and record.parent_epoch is not None:
             trial.clone_of = self.states.clone_of(parent.record, record.parent_epoch)
-        self._schedule.add_trial(number, epochs=self._goal(trial), epoch=record.first_epoch)
+        self._schedule.add_trial(
+            number, epochs=self._goal(trial), epoch=record.first_epoch, stream=record.key
+        )
         trial.scheduled = True
         if problem is not None:
             self._notify_of(record, "on_trial_start")
             self.end(trial, "failed", problem)
         return trial
+
+    def next_stream(self, *, by_user: bool) -> int | None:
+        """Return the stream of the next trial, None if it is its number."""
+        if by_user:
+            return OUTSIDE + self._outside
+        return len(self) - self._outside if self._outside else None
+
+    def _set_info_epochs(self, record: TrialRecord, position: int, epochs: int) -> None:
+        record.extensions += ((position, epochs),)
+        self._store.add_extension(record.number, position, epochs)
+
+    def aim_further(self, trial: LiveTrial, epochs: int, position: int) -> None:
+        """Let an open trial train longer; its ``info.epochs`` changes at a position."""
+        record = trial.record
+        if not record.extensions:
+            self._set_info_epochs(record, 0, self._settings.limits.epochs)
+        self._set_info_epochs(record, position, epochs)
+        self.aim(trial, epochs)
+        self._schedule.extend_trial(record.number, self._goal(trial))
 
     def start(self, trial: LiveTrial) -> None:
         """Mark a trial as running before one of its units is dispatched."""
@@ -190,6 +224,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         for trial in trials:
             number = trial.record.number
             self.by_number[number] = trial
+            self._outside += trial.record.origin == "user"
             answer = answers.get(number, LastDecision(reported=trial.record.first_epoch - 1))
             trial.reported, trial.paused_by_searcher = answer.reported, answer.paused
         for trial in trials:
@@ -202,7 +237,7 @@ class LiveTrials(TrialTable[LiveTrial]):
                 self._find_parents_state(trial, record.parent_epoch)
             epoch, step = divmod(trial.position, self._context.units_per_epoch)
             self._schedule.add_trial(
-                record.number, epochs=self._goal(trial), epoch=epoch, step=step
+                record.number, epochs=self._goal(trial), epoch=epoch, step=step, stream=record.key
             )
             trial.scheduled = True
             if trial.paused_by_searcher:
@@ -502,10 +537,15 @@ class KeptStates:
 
     def clone_of(self, record: TrialRecord, epoch: int) -> CloneOf:
         """Return a trial's state after an epoch; the state stays on disk until :meth:`release`."""
+        found = self.find_clone_of(record, epoch)
+        self._needed[record.number, epoch] += 1
+        return found
+
+    def find_clone_of(self, record: TrialRecord, epoch: int) -> CloneOf:
+        """Return a trial's state after an epoch, which may be deleted soon."""
         start = next((e for e in record.epochs if e.epoch == epoch), None)
         if start is None or start.state_file is None:
             raise StateError(f"trial {record.number} has no state of epoch {epoch}: it was deleted")
-        self._needed[record.number, epoch] += 1
         return CloneOf.of(record, str(self._folder / start.state_file), start.state_hash)
 
     def find_last_state(self, record: TrialRecord) -> KeptState | None:

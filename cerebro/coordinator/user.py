@@ -7,13 +7,13 @@ import os
 import stat
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cerebro.callbacks.observer import Observer
-from cerebro.control import FOLDER, Command
+from cerebro.control import FOLDER, REQUESTS, Command
 from cerebro.errors import one_line, text_of
 from cerebro.machine.files import check_folder, is_network_file_system
 from cerebro.run.records import ENDED, TrialRecord
@@ -24,7 +24,7 @@ STOP_SECONDS = 10.0
 MAX_NOTES = 1000
 """The most events that commands may record, so that a flood of files does not fill the disk."""
 
-MAX_BYTES = 4096
+MAX_BYTES = 1 << 16
 LOOK_SECONDS = 1.0
 """The longest time between two readings of the folder."""
 
@@ -140,10 +140,17 @@ class Commands:
     """Carries out the commands that arrive; `note` is called with a line for the run's events."""
 
     def __init__(
-        self, folder: Path, note: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        folder: Path,
+        note: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        steering: Any = None,
     ) -> None:
         self._inbox = Inbox(folder)
         self._note = note
+        self.steering = steering
+        """What carries out requests about trials, and records all commands: a `Steering`."""
+        self._seen: set[str] = set()  # requests, each of which is carried out once
         self._notes = 0
         self._clock = clock
         self._stop_by = 0.0
@@ -165,17 +172,40 @@ class Commands:
     def carry_out(self, run: Any) -> None:
         """Carry out what has arrived; `run` is the run's `Coordinator`."""
         for item in self._inbox.take():
+            if isinstance(item, Command) and item.verb in REQUESTS:
+                self._pass_on(item)
+                continue
             note = self._carry_out(item, run) if isinstance(item, Command) else item
             self._notes += 1
             if self._notes <= MAX_NOTES:
                 self._note(note)
 
+    def _pass_on(self, request: Command) -> None:
+        """Let a request be answered; its file stays until the answer is durable."""
+        if self.steering is None or request.request in self._seen:
+            return
+        self._seen.add(request.request)
+        self.steering.take(request, self._inbox.keep_current())
+
+    def know_requests(self, requests: Iterable[str]) -> None:
+        """Note requests that an earlier process has answered."""
+        self._seen.update(requests)
+
     def close(self) -> None:
+        if self.steering is not None:
+            with contextlib.suppress(OSError):  # the store's own error is the one to raise
+                self.steering.refuse_all("the run is ending")
         self._inbox.close()
 
     def _carry_out(self, command: Command, run: Any) -> str:
+        cause = None
         if command.trial is not None:
             cause = _carry_out_for_trial(command, command.trial, run)
+        if self.steering is not None and command.request not in self._seen:
+            self._seen.add(command.request)
+            outcome = self.steering.describe(command) if cause is None else f"refused: {cause}"
+            self.steering.record(command, outcome)
+        if command.trial is not None:
             return str(command) if cause is None else f"{command}: ignored, {cause}"
         if command.verb != "stop":
             self.paused = command.verb == "pause"
@@ -193,9 +223,9 @@ def _carry_out_for_trial(command: Command, number: int, run: Any) -> str | None:
         return "there is no such trial"
     if status in ENDED:
         return f"it is {status}"
-    if command.verb == "continue" and not run.trials[number].held:
+    if command.verb == "unpause" and not run.trials[number].held:
         return "no command has paused it"
-    acts = {"stop": run.stop_trial, "pause": run.pause_trial, "continue": run.continue_trial}
+    acts = {"stop": run.stop_trial, "pause": run.pause_trial, "unpause": run.unpause_trial}
     acts[command.verb](number)
     return None
 
@@ -211,7 +241,8 @@ class Inbox:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(self._folder, flags)
         self._next_look = 0.0
-        self._stuck: set[str] = set()  # not removable; carried out only once
+        self._stuck: set[str] = set()  # not removable, or not yet; carried out only once
+        self._current = ""  # the command that `take` has yielded last
         self._is_far = is_network_file_system(self._folder)
         self.discard()
 
@@ -225,12 +256,19 @@ class Inbox:
         for name in sorted(set(self._list_names()) - self._stuck):
             if name.startswith("."):  # still being written
                 continue
+            self._current = name
             try:
                 yield self._read(name)
             except (ValueError, OSError) as error:
                 reason = getattr(error, "strerror", None) or str(error)
                 yield one_line(f"{name} in {FOLDER}/ is removed: {reason}", 200)
-            self._remove(name)
+            if name not in self._stuck:
+                self._remove(name)
+
+    def keep_current(self) -> Callable[[], None]:
+        """Keep the file of the command yielded last; return the call that removes it."""
+        self._stuck.add(self._current)
+        return partial(self._remove, self._current)
 
     def discard(self) -> None:
         for name in self._list_names():
@@ -270,6 +308,7 @@ class Inbox:
             os.close(fd)
 
     def _remove(self, name: str) -> None:
+        self._stuck.discard(name)
         try:
             try:
                 os.unlink(name, dir_fd=self._fd)

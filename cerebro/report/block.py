@@ -323,7 +323,9 @@ class Notebook(Progress):
         """Redraw the block, at most twice a second; immediately if the search is paused."""
         self._note_failures(snapshot)
         if snapshot.resting or self._clock() - self._drawn >= DRAW_SECONDS:
-            self._draw(self._make_block(snapshot, snapshot.pause or "running"))
+            self._draw(
+                self._make_block(snapshot, snapshot.pause or snapshot.waits_for or "running")
+            )
 
     def finished(self, snapshot: Snapshot, result: Any) -> None:
         """Draw the final state, which is saved with the notebook."""

@@ -70,6 +70,7 @@ class Snapshot:
     mode: str
     path: str = ""
     paused: bool = False  # no unit begins until the run is continued
+    waits_for: str = ""  # which trials that the user has paused others wait for
     more: Mapping[str, int] = field(default_factory=dict)  # trials without a row, by status
 
     @cached_property
@@ -178,6 +179,7 @@ class Lines(Progress):
         self._output = Output(stream)
         self._reported: dict[int, TrialRow] = {}  # none that will not appear in a snapshot again
         self._resting = False
+        self._waits_for: str = ""
 
     def phase(self, what: str) -> None:
         self._write(f"{what} ...")
@@ -201,6 +203,10 @@ class Lines(Progress):
                 done = f"{fmt.percent(snapshot.share_done):>4}"
                 self._write(f"{done}: trial {row.number} {row.status}{cause}")
         self._reported = {row.number: row for row in snapshot.trials}
+        if snapshot.waits_for != self._waits_for:
+            self._waits_for = snapshot.waits_for
+            if snapshot.waits_for:
+                self._write(f"{fmt.percent(snapshot.share_done):>4}: {snapshot.waits_for}")
         if snapshot.resting != self._resting:
             self._resting = snapshot.resting
             to_continue = f"python -m cerebro continue {shlex.quote(snapshot.path)}"

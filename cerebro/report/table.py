@@ -308,6 +308,8 @@ def _status_line(snapshot: Snapshot, width: int, state: str) -> RenderableType:
     if state or snapshot.paused:
         style = COLOURS.get(state or "paused", "default")
         text.append(f"   {state or snapshot.pause}", style=style)
+    elif snapshot.waits_for:
+        text.append(f"   {snapshot.waits_for}", style=COLOURS.get("paused", "default"))
     for whole, short in ((times, remaining or so_far), (describe_load(snapshot), "")):
         for part in (whole, short):
             if part and text.cell_len + 3 + len(part) < width:

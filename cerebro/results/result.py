@@ -190,14 +190,14 @@ class Result:
         control.stop(self.saved.folder, trial)
 
     def pause(self, trial: int | None = None) -> None:
-        """Pause the run, or one of its trials, until `go_on`; see `cerebro.control.pause`."""
+        """Pause the run, or one of its trials, until `unpause`; see `cerebro.control.pause`."""
         self.saved.before_reading()
         control.pause(self.saved.folder, trial)
 
-    def go_on(self, trial: int | None = None) -> None:
-        """Continue the paused run, or a paused trial; see `cerebro.control.go_on`."""
+    def unpause(self, trial: int | None = None) -> None:
+        """Continue the paused run, or a paused trial; see `cerebro.control.unpause`."""
         self.saved.before_reading()
-        control.go_on(self.saved.folder, trial)
+        control.unpause(self.saved.folder, trial)
 
     # --- looking at it ---------------------------------------------------
 

@@ -250,11 +250,18 @@ def make_configuration(folds: Sequence[TrialRecord]) -> TrialRecord:
         target_epochs=first.target_epochs,
         parent=None if first.parent is None else first.parent // len(folds),
         parent_epoch=first.parent_epoch,
-        stream=first.stream,
+        stream=_stream_of_configuration(first, len(folds)),
         folds=tuple(folds),
     )
     update_configuration(whole)
     return whole
+
+
+def _stream_of_configuration(first: TrialRecord, folds: int) -> int | None:
+    """Return the searcher's own number of a configuration if it is not the run's."""
+    if first.stream is None or first.origin == "user":
+        return first.stream
+    return first.stream // folds
 
 
 def update_configuration(whole: TrialRecord) -> list[EpochRecord]:

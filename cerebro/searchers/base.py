@@ -126,6 +126,8 @@ class Searcher(ABC):
         Whether the run's store keeps the searcher's state.
     total
         The number of trials, if `setup` can determine it; for displays.
+    steerable
+        Whether the user may add trials of their own to its search (`cerebro.control.clone`, `add`).
     pinned
         Pairs (trial, epoch) whose states are kept for clones, regardless of ``keep``.
     """
@@ -136,6 +138,7 @@ class Searcher(ABC):
     expects_failures: bool = False
     cut_short: bool = False
     waits: bool = False
+    steerable: bool = True
     is_recorded: bool = True
     total: int | None = None
     pinned: Collection[tuple[int, int]] = ()

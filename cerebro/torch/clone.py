@@ -96,7 +96,7 @@ def _is_same(one: Any, other: Any) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     first, second = (t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
-    return torch.equal(first, second)
+    return bool(torch.equal(first, second))
 
 
 def check_shapes(parts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
@@ -123,9 +123,10 @@ def position_of(state: Mapping[str, Any]) -> int | None:
     return position if isinstance(position, int) else None
 
 
-def advance_new(step: Callable[[], None], count: int) -> None:
+def advance_new(schedulers: Sequence[Any], count: int) -> None:
     """Take the first steps of new schedulers, without training."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the optimizer has not stepped
         for _ in range(count):
-            step()
+            for scheduler in schedulers:
+                scheduler.step()

@@ -286,7 +286,7 @@ class TorchModel(BaseModel):
             advanced = [advance_state(scheduler, part) for scheduler, part in pairs]
             apply = apply_settings
         else:
-            advance_new(self._step_schedulers, steps)
+            advance_new(self._schedulers, steps)
             advanced = [to_plain(scheduler.state_dict()) for scheduler in self._schedulers]
             apply = restore_settings
         own_settings = [copy_settings(optimizer) for optimizer in self._optimizers]
@@ -299,10 +299,6 @@ class TorchModel(BaseModel):
     def _count_scheduler_steps(self, epochs: int) -> int | None:
         """Return the steps of the schedulers in a trial's first epochs; None if not by batch."""
         return None
-
-    def _step_schedulers(self) -> None:
-        for scheduler in self._schedulers:
-            scheduler.step()
 
     def in_fixed_order(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state of this model in an order that is the same in every process."""

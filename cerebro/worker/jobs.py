@@ -17,6 +17,7 @@ from cerebro.machine.imports import import_early
 from cerebro.machine.libraries import TORCH, restore_settings
 from cerebro.model import is_cpu_only
 from cerebro.worker import lost_numbers
+from cerebro.worker.clone_check import find_misfits
 from cerebro.worker.hop_check import check_hop, measure_lane
 from cerebro.worker.messages import (
     CheckDone,
@@ -86,9 +87,9 @@ def _try_model(runner: UnitRunner, task: CheckTask, not_exact: set[str]) -> Chec
         if task.measures:
             return CheckDone(runner.worker, (), model=measure_lane(runner, task.config))
         if task.build_only:
-            model = runner.build(task.number, task.config).model
+            model = runner.build(task.number, task.config, task.epochs, stream=task.stream).model
             facts = ModelFacts(is_cpu_only(model), hash_parameter_order(model))
-            return CheckDone(runner.worker, (), model=facts)
+            return CheckDone(runner.worker, find_misfits(runner, task, model), model=facts)
         try:
             done = check_hop(runner, task.config, not_exact, thorough=task.thorough)
         except Exception:
@@ -97,9 +98,8 @@ def _try_model(runner: UnitRunner, task: CheckTask, not_exact: set[str]) -> Chec
         else:
             if not runner.sharing.find_written():
                 return done
-        with (
-            runner.sharing.share_nothing()
-        ):  # the models compared have written to each other's weights
+        # The models compared have written to each other's weights.
+        with runner.sharing.share_nothing():
             return check_hop(runner, task.config, not_exact, thorough=task.thorough)
 
     try:

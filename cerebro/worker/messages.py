@@ -213,6 +213,10 @@ class CheckTask:
     thorough: bool = False  # whether to search thoroughly for mistakes, as `cerebro.check` does
     number: int = 0  # the trial whose model is built; only with `build_only`
     measures: bool = False  # only with `build_only`
+    epochs: int | None = None  # its ``info.epochs``; None: that of the run
+    stream: int | None = None
+    clone_of: CloneOf | None = None
+    """With `build_only`: the parent whose state the model must fit; see `clone_check`."""
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class Cloning(Searcher):
 
 def clone_with(folder, changes, *, base=None, **more):
     """Search with `Cloning`; return the result."""
-    given = dict(validation=0.25, workers=0, progress=False, keep="all", epochs=EPOCHS)
+    given = {"validation": 0.25, "workers": 0, "progress": False, "keep": "all"}
     searcher = Cloning(changes, base)
-    options = {**given, "width": 20, "searcher": searcher, "run": folder, **more}
+    options = {**given, "width": 20, "searcher": searcher, "run": folder, "epochs": EPOCHS, **more}
     return cerebro.search(build, {"lr": [0.05]}, DATA, **options)

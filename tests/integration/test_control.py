@@ -228,7 +228,7 @@ def test_no_unit_begins_between_pause_and_continue(
 
     def go_on() -> None:
         log.append("resting")
-        control.go_on(run)
+        control.unpause(run)
 
     display = Display(go_on)
     show_on(display, monkeypatch)
@@ -241,7 +241,7 @@ def test_no_unit_begins_between_pause_and_continue(
     assert log.count("resting") == 1
     assert result.status == "finished"
     assert hashes(result) == undisturbed
-    assert events(run) == ["pause", "continue"]
+    assert events(run) == ["pause", "unpause"]
     paused = [snapshot for snapshot in display.seen if snapshot.paused]
     assert all(row.worker is None for row in paused[-1].trials)
     assert not display.seen[-1].paused
@@ -294,7 +294,7 @@ def test_ctrl_c_ends_a_paused_run(
 def test_a_stopped_run_is_resumed_and_loses_nothing(
     module: Any, tmp_path: Path, undisturbed: list[list[str]], workers: int
 ) -> None:
-    """Paused trials go on, too, and commands that were left over are not for the new owner."""
+    """A paused trial waits for its user; commands that were left over are not for the new owner."""
     run = tmp_path / "run"
     pause = After(3, lambda: put(run, control.Command("pause", 2)))
     stop = After(20, lambda: control.stop(run))
@@ -304,11 +304,12 @@ def test_a_stopped_run_is_resumed_and_loses_nothing(
         assert before == after[: len(before)]
     put(run, control.Command("stop"))
     put(run, control.Command("pause"))
-    result = cerebro.resume(run, module.build, progress=False)
+    unpause = After(3, lambda: control.unpause(run, 2))
+    result = cerebro.resume(run, module.build, progress=False, callbacks=[unpause])
     assert result.status == "finished"
     assert [trial.status for trial in result.trials] == ["finished"] * TRIALS
     assert hashes(result) == undisturbed
-    assert sorted(events(run)) == ["pause trial 2", "stop"]
+    assert sorted(events(run)) == ["pause trial 2", "stop", "unpause trial 2"]
 
 
 def test_a_stopped_trial_resumes_only_if_listed_in_trials(
@@ -373,7 +374,7 @@ def test_a_paused_trial_resumes_where_it_stopped(
     assert [row.status for row in resting.trials if row.number != 2] == ["finished"] * 3
     assert not resting.paused
     assert result.units()[-1]["trial"] == 2
-    assert events(run) == ["pause trial 2", "continue trial 2"]
+    assert events(run) == ["pause trial 2", "unpause trial 2"]
 
 
 def test_a_result_commands_its_run(module: Any, tmp_path: Path) -> None:
@@ -387,15 +388,15 @@ def test_a_result_commands_its_run(module: Any, tmp_path: Path) -> None:
             if trial.number == 1:
                 self.run.stop(0)
                 self.run.pause()
-                self.run.go_on()
+                self.run.unpause()
                 with pytest.raises(InputError, match="no trial 9"):
                     self.run.pause(9)
 
     run = tmp_path / "run"
     result = search(module, run, callbacks=[Stopper()])
     assert [trial.status for trial in result.trials] == ["stopped"] + ["finished"] * 3
-    assert events(run) == ["stop trial 0", "pause", "continue"]
-    for command in (result.stop, result.pause, result.go_on):
+    assert events(run) == ["stop trial 0", "pause", "unpause"]
+    for command in (result.stop, result.pause, result.unpause):
         with pytest.raises(InputError, match="is finished: the run is not in progress"):
             command()
 
@@ -427,7 +428,7 @@ def test_a_paused_trial_changes_no_decision(
     assert searcher.calls == undisturbed.calls
     assert hashes(after) == hashes(before)
     assert [t.status for t in after.trials] == [t.status for t in before.trials]
-    assert events(run)[:2] == ["pause trial 1", "continue trial 1"]
+    assert events(run)[:2] == ["pause trial 1", "unpause trial 1"]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -671,7 +671,7 @@ def test_a_configuration_is_paused_with_all_its_folds(data, whole, tmp_path):
             if trial.number == 2 and trial.epoch == EPOCHS:
                 now = cerebro.open(tmp_path / "run").trials[0]
                 self.seen.add((now.status, now.epoch))
-                cerebro.control.go_on(tmp_path / "run", 0)
+                cerebro.control.unpause(tmp_path / "run", 0)
 
     pause = Pause()
     result = search(tmp_path / "run", data, callbacks=[pause], keep="all")

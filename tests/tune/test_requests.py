@@ -194,7 +194,7 @@ def test_a_stop_command_ends_an_idle_engine(data: cerebro.Dataset, tmp_path: Pat
     engine = Engine(tmp_path / "run", data)
     first = engine.get("a", 0.1, 1)
     cerebro.control.pause(tmp_path / "run")
-    cerebro.control.go_on(tmp_path / "run")
+    cerebro.control.unpause(tmp_path / "run")
     cerebro.control.stop(tmp_path / "run")
     engine.session._thread.join(SECONDS)
     assert not engine.session.is_open

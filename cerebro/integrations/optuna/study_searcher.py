@@ -44,12 +44,15 @@ class Watcher:
     def on_run_start(self, result: Result) -> None:
         """Find trials pruned in an earlier process, which may not have updated the study."""
         for trial in result.trials:
-            self._searcher.note_if_pruned(trial.number, trial.record.raised)
+            if trial.record.origin == "searcher":
+                self._searcher.note_if_pruned(trial.record.key, trial.record.raised)
 
     def on_trial_end(self, trial: Any) -> None:
-        raised = trial.record.raised
-        if not self._searcher.note_if_pruned(trial.number, raised) and trial.status == "failed":
-            self._searcher.refuse_failure(trial.number, trial.error or "", raised)
+        raised, number = trial.record.raised, trial.record.key
+        if trial.record.origin == "user":
+            return  # the study does not know it
+        if not self._searcher.note_if_pruned(number, raised) and trial.status == "failed":
+            self._searcher.refuse_failure(number, trial.error or "", raised)
 
 
 class StudyOfRun:

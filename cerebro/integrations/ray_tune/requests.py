@@ -91,6 +91,7 @@ class RequestedTrials(Searcher):
     """
 
     adaptive = True
+    steerable = False  # Tune counts the trials
     waits = True  # the run does not end while there is no suggestion
     repeatable = False  # it suggests what others request
 

@@ -41,7 +41,7 @@ def test_a_command_is_read_as_it_was_written(command: Command) -> None:
         ("[" * 4000, "not JSON"),
         ('{"command": "stop"} {}', "not JSON"),
         ("[]", "not a command"),
-        ("{}", "not one of stop, pause, continue"),
+        ("{}", "not one of stop, pause, unpause"),
         ('{"command": ["stop"]}', "not one of"),
         ('{"command": "Stop"}', "not one of"),
         ('{"command": "stop", "trail": 3}', "not a command"),
@@ -281,11 +281,11 @@ def commands_in(folder: Path) -> list[Any]:
 
 def test_functions_write_one_file_each(run: Path) -> None:
     control.pause(run, 0)
-    control.go_on(run, trial=2)
+    control.unpause(run, trial=2)
     control.stop(str(run))
     assert commands_in(run) == [
         {"command": "pause", "trial": 0},
-        {"command": "continue", "trial": 2},
+        {"command": "unpause", "trial": 2},
         {"command": "stop"},
     ]
 
@@ -341,7 +341,7 @@ def test_cli_commands_are_written_to_the_inbox(
     assert f"python -m cerebro continue {run} --trial 0" in capsys.readouterr().out
     assert cli.main(["continue", str(run)]) == 0
     assert cli.main(["stop", str(run), "--trial", "2"]) == 0
-    assert [c["command"] for c in commands_in(run)] == ["pause", "pause", "continue", "stop"]
+    assert [c["command"] for c in commands_in(run)] == ["pause", "pause", "unpause", "stop"]
     assert cli.main(["stop", str(run), "--trial", "1"]) == 1
     assert "trial 1 is finished already" in capsys.readouterr().err
 
@@ -373,8 +373,8 @@ class FakeRun:
     def pause_trial(self, number: int) -> None:
         self.told.append(("pause", number))
 
-    def continue_trial(self, number: int) -> None:
-        self.told.append(("continue", number))
+    def unpause_trial(self, number: int) -> None:
+        self.told.append(("unpause", number))
 
 
 class Obeyed:
@@ -401,7 +401,7 @@ def test_a_run_is_paused_and_continued(tmp_path: Path) -> None:
     assert not it.remote.paused and not it.remote.stopping
     it.send(Command("pause"), Command("continue"))
     assert not it.remote.paused
-    assert it.notes == ["pause", "pause", "continue", "pause", "continue"]
+    assert it.notes == ["pause", "pause", "unpause", "pause", "unpause"]
     assert it.run.told == []
 
 
@@ -424,14 +424,14 @@ def test_commands_to_trials(tmp_path: Path) -> None:
     it.send(*(Command(verb, n) for n in range(5) for verb in control.VERBS))
     assert it.run.told == [
         *[("stop", 0), ("pause", 0)],
-        *[("stop", 2), ("pause", 2), ("continue", 2)],
+        *[("stop", 2), ("pause", 2), ("unpause", 2)],
         *[("stop", 3), ("pause", 3)],
     ]
     ignored = [note for note in it.notes if "ignored" in note]
     assert ignored == [
-        "continue trial 0: ignored, no command has paused it",
+        "unpause trial 0: ignored, no command has paused it",
         *[f"{verb} trial 1: ignored, it is finished" for verb in control.VERBS],
-        "continue trial 3: ignored, no command has paused it",
+        "unpause trial 3: ignored, no command has paused it",
         *[f"{verb} trial 4: ignored, there is no such trial" for verb in control.VERBS],
     ]
     assert not it.remote.paused and not it.remote.stopping
