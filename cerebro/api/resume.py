@@ -183,14 +183,14 @@ def resume(
 
 
 def check_actions(actions: Any) -> tuple[Command, ...]:
-    checked: tuple[Command, ...] = (actions,) if isinstance(actions, Command) else tuple(actions)
-    for action in checked:
+    given: list[Command] = [actions] if isinstance(actions, Command) else list(actions)
+    for action in given:
         if not isinstance(action, Command) or action.verb not in REQUESTS:
             raise InputError(
                 "actions must be a list of cerebro.control.Clone(...), Add(...) or Extend(...), "
                 f"and has {action!r}"
             )
-    return checked
+    return tuple(given)
 
 
 def raise_if_refused(result: Result, requests: Sequence[Command]) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import cerebro.errors as errors
-from cerebro.cli import agent, demo, doctor, export, run, shard, show
+from cerebro.cli import agent, demo, doctor, export, run, shard, show, steer
 from cerebro.cli.options import complain, drop_lost_output, expand_paths, new_command
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.machine.environment import version
@@ -34,6 +34,7 @@ ADDERS = (
     demo.add,
     shard.add,
     run.add,
+    steer.add,
     show.add,
     export.add_plots,
     show.add_verify,

@@ -35,6 +35,7 @@ from cerebro.cli.options import (
     say,
     use_arguments,
 )
+from cerebro.cli.steer import clone_of, clone_options
 from cerebro.errors import InputError
 from cerebro.machine.signals import INTERRUPTED, defer_interrupts
 
@@ -56,7 +57,8 @@ PLANNED = ("epochs", "n-trials", "workers", "threads", "workers-per-device", "wi
 CONTROLS = {
     "stop": "stop an active run, or one of its trials; finished epochs are kept",
     "pause": "pause a run, or one of its trials, until it is continued",
-    "continue": "continue a paused run or trial",
+    "unpause": "let a paused run or trial go on",
+    "continue": "the same as unpause",
 }
 
 
@@ -115,6 +117,10 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--validation", metavar="PATH", help="the current path of its validation data"
     )
+    parser.add_argument(
+        "--clone", type=parse_count, metavar="N", help="first clone this trial, with --set"
+    )
+    clone_options(parser)
     progress_option(parser)
     parser = new_command(
         commands, "replay", replay, "train one trial of a run again and compare every state"
@@ -268,6 +274,8 @@ def resume(options: argparse.Namespace) -> int:
     names = ("data", "validation", "epochs", "trials", "workers")
     settings: dict[str, Any] = {name: getattr(options, name) for name in names}
     settings["progress"] = parse_progress(options.progress)
+    if options.clone is not None:
+        settings["actions"] = [clone_of(options, options.clone)]
     with use_arguments(arguments_of(options.run, options.build)):
         return _train(lambda: cerebro.resume(options.run, build_of(options.build), **settings))
 
@@ -292,5 +300,6 @@ def send_command(options: argparse.Namespace) -> int:
         + ("" if options.trial is None else f" --trial {options.trial}"),
         "continue": f"{what} continues",
     }
+    happens["unpause"] = happens["continue"]
     print(f"{options.run}: {happens[options.verb]}")
     return 0
