@@ -30,6 +30,7 @@ from cerebro.run.store import Store
 from cerebro.run.store.writing import size_of
 from cerebro.searchers.base import Suggestion
 from cerebro.space import Space
+from cerebro.space.dimensions import Choice
 from cerebro.worker import messages
 
 MAX_ROWS = 10_000
@@ -411,7 +412,8 @@ class Steering:
     def _may_be_text(self, name: str) -> bool:
         space = self._space
         nodes = [] if space is None else [n for n in space.nodes if ".".join(n.path) == name]
-        return any(isinstance(v, str) for n in nodes for v in getattr(n.dimension, "values", ()))
+        values = [v for n in nodes if isinstance(n.dimension, Choice) for v in n.dimension.options]
+        return any(isinstance(value, str) for value in values)
 
 
 def check_names(given: Mapping[str, Any], known: Sequence[str], what: str) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import threading
+
 import pytest
 
 import cerebro
 from cerebro import control
+from cerebro.cli import main
 from cerebro.errors import InputError
 from cerebro.run.store import read_actions, reader
 from tests.integration.steered import BASE, DATA, build
@@ -42,7 +46,7 @@ def put(run, command):
     control.put(run / control.FOLDER, command)
 
 
-def steer(folder, calls=(), **more):
+def steer(folder, calls=(), space=SPACE, **more):
     """Search, and send commands at given epochs; return the result."""
     requests = {
         when: lambda sent=sent: [put(folder, command) for command in sent] for when, *sent in calls
@@ -51,7 +55,7 @@ def steer(folder, calls=(), **more):
         "validation": 0.25, "workers": 0, "progress": False, "keep": "all", "epochs": 4,
         "n_trials": 5, "width": 3, "run": folder, "callbacks": [AtEpoch(requests)],
     }  # fmt: skip
-    return cerebro.search(build, SPACE, DATA, **{**options, **more})
+    return cerebro.search(build, space, DATA, **{**options, **more})
 
 
 def hashes(result, origin="searcher"):
@@ -101,3 +105,180 @@ def test_trials_of_the_user_change_no_other_trial(tmp_path, name, workers):
     for trial in mine:
         assert cerebro.replay(steered, trial).identical
     assert not steered.verify().problems
+
+
+REFUSED = {
+    "unknown name": (control.Clone(0, {"lrr": 0.1}), "did you mean lr?"),
+    "no number": (control.Clone(0, {"lr": "0.1x"}), "lr='0.1x': it is not a number"),
+    "no change": (control.Clone(0, {}), "nothing differs from trial 0"),
+    "no epoch": (control.Clone(1, {"lr": 0.1}), "trial 1 has finished no epoch yet"),
+    "too late": (control.Clone(0, {"lr": 0.1}, after=3), "trial 0 has done 2 epochs, not 3"),
+    "too short": (control.Clone(0, {"lr": 0.1}, epochs=2), "has done 2 epochs, which count"),
+    "deleted": (
+        control.Clone(0, {"lr": 0.1}, after=1),
+        "after 1 epochs was deleted; those after 2",
+    ),
+    "no trial": (control.Clone(9, {"lr": 0.1}), "there is no trial 9: the run has 0 to 4"),
+    "shape": (control.Clone(0, {"width": 8}), "width changes 1.weight from 4x8 to 8x8"),
+    "optimizer": (control.Clone(0, {"opt": "adamw"}), "opt makes the optimizer AdamW"),
+    "build": (control.Clone(0, {"schedule": "none"}), "KeyError: 'none'"),
+    "missing": (control.Add({"lr": 0.1}), "width, dropout, batch_size"),
+    "added unknown": (control.Add({**BASE, "lrr": 0.1}), "did you mean lr?"),
+    "not longer": (control.Extend(0, 4), "trains for 4 epochs already"),
+    "extend no trial": (control.Extend(9, 40), "there is no trial 9"),
+}
+
+
+def test_what_is_refused_leaves_no_trial_and_a_sentence(tmp_path):
+    commands = [command for command, _ in REFUSED.values()]
+    calls = [((0, 2), *commands)]
+    plain = steer(tmp_path / "plain", keep="last")
+    result = steer(tmp_path / "run", calls, keep="last")
+    assert hashes(result) == hashes(plain)
+    assert len(result.trials) == 5
+    for (name, (command, sentence)), action in zip(REFUSED.items(), actions(result), strict=True):
+        assert action.outcome.startswith("refused: "), name
+        assert sentence in action.outcome, name
+        assert action.request == command.request and action.child is None
+
+
+def test_a_clone_has_its_parents_state_and_only_other_settings(tmp_path):
+    """And a clone of a clone, with other batch sizes, is repeated by a replay."""
+    calls = [
+        ((0, 2), control.Clone(0, {"batch_size": 8}, after=1)),
+        ((5, 3), control.Clone(5, {"lr": 0.001, "w1": 3.0}, epochs=6)),
+    ]
+    result = steer(tmp_path / "run", calls)
+    assert [action.outcome for action in actions(result)] == ["done"] * 2
+    first, second = result.trials[5:]
+    assert (first.parent, first.parent_epoch, second.parent) == (0, 0, 5)
+    assert first.config == {**result.trials[0].config, "batch_size": 8}
+    assert second.config == {**first.config, "lr": 0.001, "w1": 3.0}
+    assert (first.epoch, second.epoch) == (4, 6)
+    for trial in (first, second):
+        assert cerebro.replay(result, trial).identical
+    asked = actions(result)[0]
+    assert (asked.verb, asked.trial, asked.child, asked.epoch) == ("clone", 0, 5, 0)
+
+
+def test_the_same_actions_at_the_same_epochs_give_the_same_states(tmp_path):
+    first = steer(tmp_path / "first", FEW)
+    requests = []
+    for a in actions(first):
+        if a.verb == "add":
+            requests.append(control.Add(a.changes, epochs=a.epochs))
+            continue
+        after = None if a.epoch is None else a.epoch + 1
+        requests.append(
+            control.Clone(a.trial, a.changes, after=after, epochs=a.epochs, cold=after is None)
+        )
+    # All at once and later: it matters where a clone begins, not when.
+    second = steer(tmp_path / "second", [((3, 1), *requests)], workers=2)
+    assert hashes(second) == hashes(first)
+    assert hashes(second, "user") == hashes(first, "user")
+    assert len(hashes(first, "user")) == 3
+
+
+def test_an_open_trial_is_extended_and_replays(tmp_path):
+    space = {**SPACE, "schedule": ["cosine"]}
+    result = steer(tmp_path / "run", [((0, 2), control.Extend(0, 7))], space=space)
+    assert result.trials[0].epoch == 7 and result.trials[0].status == "finished"
+    assert [trial.epoch for trial in result.trials[1:]] == [4] * 4
+    assert cerebro.replay(result, 0).identical
+    adaptive = steer(tmp_path / "other", [((0, 2), control.Extend(0, 7))], searcher="median")
+    assert "the searcher decides how long trial 0 trains" in actions(adaptive)[0].outcome
+
+
+def test_a_finished_run_goes_on_with_a_clone(tmp_path):
+    before = steer(tmp_path / "run")
+    kept = hashes(before)
+    clone = control.Clone(3, {"lr": 0.01}, after=2, epochs=5)
+    result = cerebro.resume(tmp_path / "run", build, actions=[clone], progress=False)
+    assert hashes(result) == kept
+    assert result.trials[5].epoch == 5 and cerebro.replay(result, 5).identical
+    with pytest.raises(InputError, match="lrr is not a setting of trial 3: did you mean lr"):
+        cerebro.resume(
+            tmp_path / "run", build, actions=[control.Clone(3, {"lrr": 1})], progress=False
+        )
+    after = cerebro.open(tmp_path / "run", build=build)
+    assert len(after.trials) == 6 and after.status == "finished"
+    with pytest.raises(InputError, match=r"actions must be a list of cerebro\.control"):
+        cerebro.resume(tmp_path / "run", build, actions=[3])
+    with pytest.raises(InputError, match=r"is finished.*resume .* --clone 3 --set lr=0.5"):
+        control.clone(tmp_path / "run", 3, {"lr": 0.5})
+
+
+def test_the_functions_and_the_command_line_answer(tmp_path, capsys):
+    run = tmp_path / "run"
+    told = {}
+
+    def ask():
+        told["clone"] = control.clone(run, 0, {"lr": 0.02})
+        told["add"] = control.add(run, {**BASE, "lr": 0.5})
+        with pytest.raises(InputError, match="did you mean lr"):
+            control.clone(run, 0, {"lrr": 1})
+        words = ["clone", str(run), "--trial", "0", "--set", "lr=.5", "w1=2", "--cold"]
+        told["cli"] = main([*words, "--epochs", "3"])
+        told["bad"] = main(["clone", str(run), "--trial", "0", "--set", "lr=0.1x"])
+        control.unpause(run)
+
+    threads = []
+
+    def begin():
+        control.pause(run)
+        threads.append(threading.Thread(target=ask))
+        threads[0].start()
+
+    options = {"callbacks": [AtEpoch({(0, 1): begin})]}
+    result = steer(run, workers=2, **options)
+    threads[0].join()
+    assert told == {"clone": 5, "add": 6, "cli": 0, "bad": 1}
+    assert result.trials[7].config == {**result.trials[0].config, "lr": 0.5, "w1": 2}
+    assert result.trials[7].epoch == 3 and len(result.trials) == 8
+    said = capsys.readouterr()
+    assert "trial 7 is a clone of trial 0" in said.out
+    assert "error: lr='0.1x': it is not a number" in said.err
+    assert main(["actions", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 7
+    assert "clone --trial 0 --set lr=0.02" in lines[1] and "trial 5  done" in lines[1]
+    assert main(["actions", str(run), "--json"]) == 0
+    assert [row["verb"] for row in json.loads(capsys.readouterr().out)] == [
+        *("pause", "clone", "add", "clone", "clone", "clone", "unpause"),
+    ]
+
+
+def test_a_paused_run_whose_trials_have_all_ended_waits_for_a_clone(tmp_path):
+    run = tmp_path / "run"
+    thread = threading.Thread(
+        target=lambda: (control.clone(run, 0, {"lr": 0.5}, after=1), control.unpause(run))
+    )
+    ends = []
+
+    class PauseAtEnd:
+        def on_trial_end(self, trial):
+            ends.append(trial.number)
+            if len(ends) == 5:
+                control.pause(run)
+                thread.start()
+
+    result = steer(run, callbacks=[PauseAtEnd()])
+    thread.join()
+    assert result.trials[5].parent == 0 and result.status == "finished"
+
+
+def test_a_trial_paused_by_hand_stays_paused_when_the_run_is_resumed(tmp_path):
+    run = tmp_path / "run"
+    stop = [((0, 1), control.Command("pause", 1)), ((0, 2), control.Command("stop"))]
+    steer(run, stop)
+    seen = []
+
+    class Watch:
+        def on_epoch_end(self, trial, metrics):
+            seen.append(trial.number)
+            if len(seen) == 8:
+                control.unpause(run, 1)
+
+    result = cerebro.resume(run, build, callbacks=[Watch()], progress=False)
+    assert result.status == "finished" and 1 not in seen[:8]
+    assert hashes(result) == hashes(steer(tmp_path / "plain"))
