@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -282,3 +285,48 @@ def test_a_trial_paused_by_hand_stays_paused_when_the_run_is_resumed(tmp_path):
     result = cerebro.resume(run, build, callbacks=[Watch()], progress=False)
     assert result.status == "finished" and 1 not in seen[:8]
     assert hashes(result) == hashes(steer(tmp_path / "plain"))
+
+
+KILLED = """
+import os, signal, sys
+from cerebro import control
+from cerebro.coordinator.steering import Steering
+from cerebro.coordinator.user import Inbox
+from cerebro.run.store import Store
+from tests.integration.test_steering import steer
+step, folder = sys.argv[1:]
+die = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+if step == "read":
+    Steering.take = die
+elif step == "row":
+    Store.add_action = die
+elif step == "flush":
+    add, flush, added = Store.add_action, Store.flush, []
+    Store.add_action = lambda self, action: (added.append(1), add(self, action))
+    Store.flush = lambda self: die() if added else flush(self)
+elif step == "removal":
+    Inbox._remove = lambda self, name: die() if name.endswith(".json") else None
+steer(__import__("pathlib").Path(folder), [((0, 2), control.Clone(0, {"lr": 0.02}, after=1))])
+"""
+
+
+@pytest.mark.parametrize("step", ["read", "row", "flush", "removal"])
+def test_a_request_is_carried_out_at_most_once_whenever_the_process_is_killed(tmp_path, step):
+    run = tmp_path / "run"
+    killed = subprocess.run([sys.executable, "-c", KILLED, step, str(run)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    cerebro.resume(run, build, progress=False)
+    result = cerebro.open(run, build=build)
+    assert result.status == "finished" and list((run / "control").glob("*")) == []
+    assert hashes(result) == hashes(steer(tmp_path / "plain"))
+    rows, mine = actions(result), [t for t in result.trials if t.record.origin == "user"]
+    assert len(rows) == len(mine) == (1 if step == "removal" else len(rows))
+    assert [row.child for row in rows] == [trial.number for trial in mine]
+    for trial in mine:
+        assert trial.status == "finished" and cerebro.replay(result, trial).identical
+
+
+def test_two_files_with_one_request_are_one_request(tmp_path):
+    twice = control.Clone(0, {"lr": 0.02})
+    result = steer(tmp_path / "run", [((0, 1), twice, twice)])
+    assert len(result.trials) == 6 and len(actions(result)) == 1
