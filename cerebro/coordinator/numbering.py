@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import replace
 
+from cerebro.coordinator.trial import LiveTrial
 from cerebro.run.records import TrialRecord
 from cerebro.searchers.base import Suggestion
 
@@ -19,6 +20,8 @@ class Numbering:
 
     def __init__(self, records: Iterable[TrialRecord] = ()) -> None:
         self._outside = sorted(record.number for record in records if record.origin == "user")
+        self.due: list[LiveTrial] = []
+        """The user's trials that have finished an epoch, which the search loop has yet to see."""
 
     def note_outside(self, number: int) -> None:
         """Note a trial that is not the searcher's."""

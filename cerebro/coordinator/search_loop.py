@@ -169,14 +169,13 @@ class SearchLoop:
         self._saving = StateSaving(searcher)
         self._ended_early: set[int] = set()  # trials whose reports the searcher still receives
         self.numbering = Numbering()
-        self._outside: list[LiveTrial] = []  # the user's trials that have finished an epoch
 
     # --- events of the run -----------------------------------------------
 
     def epoch_done(self, trial: LiveTrial, epoch: int, metrics: Mapping[str, float]) -> None:
         """Queue the report of a finished epoch, unless it was reported before."""
         if trial.record.origin == "user":
-            self._outside.append(trial)
+            self.numbering.due.append(trial)
         elif epoch > trial.reported:
             self.rounds.arrive(Report(trial.record.number, epoch, metrics))
 
@@ -210,7 +209,7 @@ class SearchLoop:
 
     def _go_on_outside(self) -> bool:
         """Let the user's trials train on, or end them: the searcher does not know them."""
-        trials, self._outside = self._outside, []
+        trials, self.numbering.due = self.numbering.due, []
         for trial in trials:
             record = trial.record
             trial.reported = record.done - 1
@@ -280,7 +279,7 @@ class SearchLoop:
             record = trial.record
             if record.origin == "user":
                 if record.epochs and record.status not in ENDED:
-                    self._outside.append(trial)
+                    self.numbering.due.append(trial)
             elif self.searcher.adaptive:
                 if self.rounds.expects(number):
                     self._arrive_again(trial)
