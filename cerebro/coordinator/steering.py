@@ -397,13 +397,15 @@ class Steering:
 
     @property
     def _space(self) -> Space | None:
+        """The space; None if there is none, or it is that of a study, which defines by running."""
         given = self._settings.strategy.space_json
-        return None if given is None else Space.from_json(given)
+        space = None if given is None else Space.from_json(given)
+        return space if space is not None and space.paths else None
 
     def _known_names(self, config: Mapping[str, Any]) -> list[str]:
         space = self._space
         names = dict.fromkeys(strip_study(config))
-        if space is not None and space.paths:
+        if space is not None:
             names |= dict.fromkeys(".".join(path) for path in space.paths)
         elif not names and 0 in self._trials.by_number:
             names = dict.fromkeys(strip_study(self._trials.by_number[0].record.config))

@@ -26,6 +26,7 @@ from dialing import Apart, AtUnit, events, left_over, run_to_the_end, same, sear
 
 import cerebro
 from benchmarks.peers import free_port
+from cerebro import control
 from cerebro.cli import main
 from cerebro.cluster import agent as agent_module
 from cerebro.cluster import executor as executor_module
@@ -71,6 +72,25 @@ def test_states_match_those_of_a_single_process_and_are_sent_once(
     assert {unit["worker"] for unit in result.units()} == {0, 1, 2}
     assert left_over(tmp_path) == []
     assert [list(cache.glob("scratch/*")) for cache in executor.caches] == [[], [], []]
+
+
+def test_clones_and_added_trials_are_those_of_a_single_process(data, tmp_path, elsewhere):
+    requests = [
+        control.Clone(0, {"lr": 0.02}, after=1),
+        control.Add({"lr": 0.5}),
+        control.Clone(1, {"lr": 0.05}, cold=True),
+    ]
+
+    def steered(folder, executor=None):
+        def ask():
+            for command in requests:
+                control.put(folder / control.FOLDER, command)
+
+        return search(folder, data, executor, callbacks=[AtUnit(30, ask)], keep="all")
+
+    here = steered(tmp_path / "here")
+    assert [trial.record.origin for trial in here.trials[3:]] == ["user"] * 3
+    same(steered(tmp_path / "agents", Apart(tmp_path)), here)
 
 
 def test_an_agent_that_is_killed_costs_little(data, tmp_path, expected, elsewhere):

@@ -330,3 +330,98 @@ def test_two_files_with_one_request_are_one_request(tmp_path):
     twice = control.Clone(0, {"lr": 0.02})
     result = steer(tmp_path / "run", [((0, 1), twice, twice)])
     assert len(result.trials) == 6 and len(actions(result)) == 1
+
+
+def test_a_study_does_not_see_the_trials_of_the_user(tmp_path):
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    requests = [
+        control.Clone(0, {"lr": 0.02}, epochs=6),
+        control.Add({"lr": 0.3}),
+        control.Clone(0, {"lr": 0.5}, cold=True, epochs=3),
+    ]
+    results, studies = [], []
+    for name, calls in (("plain", []), ("steered", [requests])):
+        folder = tmp_path / name
+        study = optuna.create_study(
+            sampler=optuna.samplers.TPESampler(seed=1), pruner=optuna.pruners.MedianPruner(2, 1)
+        )
+
+        def ask(study, trial, to=folder, calls=calls):
+            for command in calls.pop() if calls else ():
+                put(to, command)
+
+        results.append(
+            cerebro.optuna.optimize(
+                study, build_of_study, DATA, batch_size=16, epochs=4, validation=0.25, n_trials=5,
+                width=2, workers=0, run=folder, progress=False, callbacks=[ask], keep="all",
+            )
+        )  # fmt: skip
+        studies.append([(t.params, t.state, t.intermediate_values) for t in study.trials])
+    plain, steered = results
+    assert studies[0] == studies[1]
+    assert [[e["state_hash"] for e in t.history] for t in plain.trials] == [
+        [e["state_hash"] for e in t.history]
+        for t in steered.trials
+        if t.record.origin == "searcher"
+    ]
+    assert [action.outcome for action in actions(steered)] == ["done"] * 3
+    mine = [trial for trial in steered.trials if trial.record.origin == "user"]
+    for trial in mine:
+        assert cerebro.replay(steered, trial, build_of_study).identical
+
+
+def build_of_study(trial, info):
+    return build({**BASE, "lr": trial.suggest_float("lr", 1e-3, 1e-1, log=True)}, info)
+
+
+def test_the_display_says_whom_a_round_waits_for(tmp_path, capsys):
+    run = tmp_path / "run"
+
+    class Unpause:
+        def on_epoch_end(self, trial, metrics):
+            if trial.number == 0 and trial.epoch == 1:
+                put(run, control.Command("pause", 1))
+                threading.Timer(2.5, control.unpause, (run, 1)).start()
+
+    plain = steer(tmp_path / "plain", searcher="median")
+    result = steer(run, searcher="median", callbacks=[Unpause()], progress="lines")
+    assert "waits for trial 1 (paused by you)" in capsys.readouterr().out
+    assert hashes(result) == hashes(plain)
+    assert actions(result)[0].outcome == "done: 2 trials will wait for it; to free them: stop"
+
+
+def test_a_killed_run_goes_on_with_the_trials_of_the_user(tmp_path):
+    """Between their epochs, in an adaptive search, with a clone whose parent is theirs."""
+    whole = steer(tmp_path / "whole", FEW, searcher="median", workers=2)
+    for after in (1, 6):
+        run = tmp_path / f"run-{after}"
+        code = KILLED_LATER.format(run=str(run), after=after)
+        killed = subprocess.run([sys.executable, "-c", code], check=False)
+        assert killed.returncode == -signal.SIGKILL
+        cerebro.resume(run, build, progress=False)
+        result = cerebro.open(run, build=build)
+        assert hashes(result) == hashes(whole)
+        done = [row for row in actions(result) if row.is_done]
+        mine = [trial for trial in result.trials if trial.record.origin == "user"]
+        assert [row.child for row in done] == [trial.number for trial in mine]
+        assert [trial.status for trial in mine] == ["finished"] * len(mine)
+        clone = next(trial for trial in mine if trial.parent_epoch is not None)
+        assert cerebro.replay(result, clone).identical
+
+
+KILLED_LATER = """
+import os, signal
+from pathlib import Path
+from tests.integration.test_steering import FEW, AtEpoch, put, steer
+run, ends = Path({run!r}), []
+class Die(AtEpoch):
+    def on_epoch_end(self, trial, metrics):
+        super().on_epoch_end(trial, metrics)
+        if trial.record.origin == "user":
+            ends.append(1)
+            if len(ends) == {after}:
+                os.kill(os.getpid(), signal.SIGKILL)
+calls = {{when: lambda sent=sent: [put(run, c) for c in sent] for when, *sent in FEW}}
+steer(run, searcher="median", callbacks=[Die(calls)])
+"""
