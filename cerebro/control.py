@@ -116,6 +116,7 @@ class Command:
         for name, kind in kinds.items():
             if name in value and not isinstance(value[name], kind):
                 raise ValueError(f"its {name} is {value[name]!r}")
+        value.setdefault("sender", "")  # not this process
         if len(value.get("request", "")) > 100:
             raise ValueError("its request has more than 100 characters")
         if verb in ("clone", "extend") and value.get("trial") is None:

@@ -163,7 +163,10 @@ class Model(Protocol):
     ``predict_batch(batch)``
         Returns the outputs for a batch.
     ``load_clone(state, config)``
-        Called instead of `load_state_dict` if the state is from another trial.
+        Called instead of `load_state_dict` if the state is from another trial. If it has the
+        parameter ``epoch``, it gets the number of epochs in the state; if it has ``rebuild``, a
+        function that builds the parent's configuration again, with the parent's seed or, called
+        with True, the clone's.
     """
 
     def train_batch(self, batch: dict[str, Any]) -> Mapping[str, Any] | None:

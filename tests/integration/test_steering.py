@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -425,3 +426,40 @@ class Die(AtEpoch):
 calls = {{when: lambda sent=sent: [put(run, c) for c in sent] for when, *sent in FEW}}
 steer(run, searcher="median", callbacks=[Die(calls)])
 """
+
+
+@pytest.mark.parametrize("searcher", ["random", "median"])
+def test_folds_are_cloned_extended_and_cloned_after_the_end(tmp_path, searcher):
+    settings = {"validation": cerebro.KFold(2), "n_trials": 4, "width": 4, "searcher": searcher}
+    space = {**SPACE, "schedule": ["cosine"]}
+    plain = steer(tmp_path / "plain", space=space, **settings)
+    calls = [
+        ((0, 1), control.Clone(0, {"lr": 0.02}, epochs=4), control.Clone(0, {"width": 8})),
+        ((4, 2), control.Extend(4, 6), control.Clone(4, {"w1": 2.0}, after=2, epochs=4)),
+    ]
+    run = tmp_path / "run"
+    result = steer(run, calls, space=space, **settings)
+    outcomes = [action.outcome.partition(":")[0] for action in actions(result)]
+    assert outcomes == ["done", "refused", "done", "done"]
+    assert hashes(result) == hashes(plain)
+    first, second = (trial for trial in result.trials if trial.record.origin == "user")
+    assert (first.epoch, second.epoch, second.parent) == (6, 4, first.number)
+    clone = control.Clone(second.number, {"lr": 0.5}, epochs=5)
+    result = cerebro.resume(run, build, actions=[clone], progress=False)
+    third = result.trials[-1]
+    assert (third.parent, third.epoch, third.status) == (second.number, 5, "finished")
+    for trial in (first, second, third):
+        assert cerebro.replay(result, trial).identical
+    assert not result.verify().problems and hashes(result) == hashes(plain)
+
+
+def test_the_command_resumes_with_a_clone(tmp_path, capsys):
+    run = str(tmp_path / "run")
+    steer(tmp_path / "run")
+    file = str(Path(__file__).with_name("steered.py"))
+    words = ["resume", run, "--build", file, "--progress", "none", "--clone", "2", "--set"]
+    assert main([*words, "lr=0.02", "--after", "1"]) == 0
+    result = cerebro.open(run)
+    assert (result.trials[5].parent, result.trials[5].parent_epoch) == (2, 0)
+    assert main([*words, "lrr=0.02"]) == 1
+    assert "did you mean lr" in capsys.readouterr().err
