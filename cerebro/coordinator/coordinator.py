@@ -532,7 +532,7 @@ class Coordinator:
             self._trials.hold(trial)
             self._apply_commands(trial)
 
-    def unpause_trial(self, number: int) -> None:
+    def continue_trial(self, number: int) -> None:
         """Continue a trial; raise InputError if :meth:`pause_trial` has not paused it."""
         whole, trials = self._searched.find_open(number, "continued")
         if not whole.held:

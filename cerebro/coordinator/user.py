@@ -225,7 +225,7 @@ def _carry_out_for_trial(command: Command, number: int, run: Any) -> str | None:
         return f"it is {status}"
     if command.verb == "unpause" and not run.trials[number].held:
         return "no command has paused it"
-    acts = {"stop": run.stop_trial, "pause": run.pause_trial, "unpause": run.unpause_trial}
+    acts = {"stop": run.stop_trial, "pause": run.pause_trial, "unpause": run.continue_trial}
     acts[command.verb](number)
     return None
 

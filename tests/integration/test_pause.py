@@ -94,7 +94,7 @@ def test_a_paused_trial_continues_where_it_stopped(run, workers):
         elif record.status == "paused":
             paused.append(trial.number)
             if len(paused) == 4:
-                coordinator.unpause_trial(0)
+                coordinator.continue_trial(0)
 
     result = run(command, workers)
     assert hashes(result) == undisturbed
@@ -111,7 +111,7 @@ def test_a_trial_that_stays_paused_does_not_hold_up_the_others(run):
         if trial.number == 1 and units.count(1) == 4:
             coordinator.pause_trial(1)
         if len(units) == 4 + 3 * EPOCHS * 4:  # all that the others have
-            coordinator.unpause_trial(1)
+            coordinator.continue_trial(1)
 
     undisturbed, result = hashes(run()), run(command)
     assert hashes(result) == undisturbed
@@ -145,9 +145,9 @@ def test_commands_that_make_no_sense_are_refused(run):
         refused(coordinator.pause_trial, 9)
         refused(coordinator.pause_trial, 0)
         refused(coordinator.stop_trial, 0)
-        refused(coordinator.unpause_trial, 0)
+        refused(coordinator.continue_trial, 0)
         others.append(trial.number)
-        refused(coordinator.unpause_trial, trial.number)
+        refused(coordinator.continue_trial, trial.number)
 
     run(command)
     assert messages == [

@@ -373,7 +373,7 @@ class FakeRun:
     def pause_trial(self, number: int) -> None:
         self.told.append(("pause", number))
 
-    def unpause_trial(self, number: int) -> None:
+    def continue_trial(self, number: int) -> None:
         self.told.append(("unpause", number))
 
 
