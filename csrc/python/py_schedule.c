@@ -301,11 +301,12 @@ forget_live(PyObject *self, PyObject *args, PyObject *kwargs)
 
 /* --- trials --------------------------------------------------------------- */
 
-PyDoc_STRVAR(add_trial_doc,
-             "add_trial(trial, *, epochs, epoch=0, step=0, stream=trial)\n--\n\n"
-             "Add a trial that trains until `epochs` epochs are done.\n\n"
-             "It starts at `epoch` and `step`, and visits shards as trial\n"
-             "`stream` does.");
+PyDoc_STRVAR(
+    add_trial_doc,
+    "add_trial(trial, *, epochs, epoch=0, step=0, stream=trial)\n--\n\n"
+    "Add a trial that trains until `epochs` epochs are done.\n\n"
+    "It starts at `epoch` and `step`, and visits shards as trial\n"
+    "`stream` does.");
 
 static PyObject *
 add_trial(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -316,10 +317,10 @@ add_trial(PyObject *self, PyObject *args, PyObject *kwargs)
     uint32_t stream = UINT32_MAX;
     cer_error err;
 
-    if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O&|$O&O&O&O&:add_trial", keywords, to_number, &trial,
-            to_number, &epochs, to_number, &epoch, to_number, &step, to_number,
-            &stream) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&|$O&O&O&O&:add_trial",
+                                     keywords, to_number, &trial, to_number,
+                                     &epochs, to_number, &epoch, to_number,
+                                     &step, to_number, &stream) ||
         given(epochs != UINT32_MAX, "add_trial", "epochs") < 0)
         return NULL;
     if (stream == UINT32_MAX)
