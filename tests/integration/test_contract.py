@@ -386,6 +386,7 @@ def test_the_store_can_be_read_with_sqlite_alone(result):
     connection.close()
     assert tables == {
         "meta", "trials", "epochs", "metrics", "units", "decisions", "extensions", "events",
+        "actions",
     }  # fmt: skip
     assert dict(stored) == result.trials[1].history[0]["metrics"]
     recipe = json.loads(meta["build"])
