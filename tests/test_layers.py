@@ -66,6 +66,7 @@ PYTHON_ROWS = [
     ["results"],
     ["coordinator"],
     ["api"],
+    ["watch"],
     ["ray"],
     ["integrations"],
     ["jax", "keras", "sklearn", "optuna", "dask", "spark", "testing"],

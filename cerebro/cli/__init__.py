@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import cerebro.errors as errors
-from cerebro.cli import agent, demo, doctor, export, run, shard, show, steer
+from cerebro.cli import agent, demo, doctor, export, run, shard, show, steer, watch
 from cerebro.cli.options import complain, drop_lost_output, expand_paths, new_command
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.machine.environment import version
@@ -36,6 +36,7 @@ ADDERS = (
     run.add,
     steer.add,
     show.add,
+    watch.add,
     export.add_plots,
     show.add_verify,
     export.add,

@@ -7,9 +7,9 @@ trial's weights, or its network as ONNX, for other programs.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cerebro
 from cerebro.cli.options import (
@@ -22,18 +22,11 @@ from cerebro.cli.options import (
     trial_of,
     use_arguments,
 )
-from cerebro.errors import CorruptDataError, InputError, one_line
+from cerebro.errors import InputError
 from cerebro.machine.files import check_no_link
-from cerebro.report import format as fmt
-
-if TYPE_CHECKING:
-    from cerebro.data.manifest import Column
-    from cerebro.report.page import About
-    from cerebro.results.saved_run import SavedRun
 
 KINDS = ("curves", "gantt", "parallel", "importance", "slice")
 ENDINGS = {"safetensors": ".safetensors", "torch": ".pt", "onnx": ".onnx"}
-MAX_CLASSES = 12
 
 
 def add_plots(commands: Any) -> None:
@@ -128,69 +121,14 @@ def _write_plot(result: Any, options: argparse.Namespace) -> Path:
 
 
 def _write_page(result: Any, options: argparse.Namespace, kinds: Sequence[str]) -> Path:
-    from cerebro.report.page import render_page
+    from cerebro.watch.page import make_report
 
-    about = _describe_run(result.saved)
-    page = render_page(result, about, kinds=kinds, metric=options.metric, trials=options.trials)
+    page = make_report(result, kinds=kinds, metric=options.metric, trials=options.trials)
     out = Path(options.out) if options.out else Path(result.path) / "report.html"
     if not options.out:
         check_no_link(out)  # a run from elsewhere must not choose the file to overwrite
     out.write_text(page, encoding="utf-8")
     return out
-
-
-def _describe_run(saved: SavedRun) -> About:
-    """Describe a run for its page; if its data has moved, only by the run's record of it."""
-    from cerebro.report.page import About
-
-    meta, settings = saved.meta, saved.settings
-    data = [("Training data", _describe_data(saved, "data"))]
-    if meta["validation"] is not None:
-        data.append(("Validation data", _describe_data(saved, "validation")))
-    if meta["folds"] is not None:
-        folds = {"number": saved.trials_per_config, "checksum": meta["folds_checksum"]}
-        data.append(("Folds", folds))
-    written, space = settings.pop("space"), saved.space()
-    lines = [] if space is None else space.describe().splitlines()
-    parts = (line.partition("  ") for line in lines)
-    described = [(name.strip(), text.strip()) for name, _, text in parts]
-    if not described and written:
-        described = [("as it was written", written)]
-    times = {n: meta[n] for n in ("started", "ended") if isinstance(meta.get(n), (int, float))}
-    return About(
-        **times, data=data, space=described, settings=settings, environment=saved.environment
-    )
-
-
-def _describe_data(saved: SavedRun, name: str) -> Mapping[str, Any]:
-    spec = saved.meta[name]
-    facts: dict[str, Any] = {"name": Path(str(spec["path"])).name, "folder": spec["path"]}
-    try:
-        data = saved.dataset(name)
-    except (InputError, CorruptDataError, OSError) as error:
-        now = one_line(str(error), 200)
-        return facts | {"shards": len(spec["rows"]), "checksum": spec["checksum"], "now": now}
-    facts |= {
-        "rows": f"{len(data):,}",
-        "shards": data.num_shards,
-        "size": fmt.size(data.nbytes),
-        "checksum": spec["checksum"],
-    }
-    for column in data.columns.values():
-        facts[f"column {column.name}"] = _describe_column(column)
-    for column_name, steps in data.transforms.items():
-        facts[f"transforms of {column_name}"] = ", ".join(map(repr, steps))
-    return facts
-
-
-def _describe_column(column: Column) -> str:
-    shape = f" of shape {tuple(column.shape)}" if column.shape else ""
-    ragged = ", rows of different length" if column.ragged else ""
-    if column.classes is None:
-        return f"{column.dtype}{shape}{ragged}"
-    names = ", ".join(column.classes[:MAX_CLASSES])
-    more = f" and {len(column.classes) - MAX_CLASSES} more" if column.classes[MAX_CLASSES:] else ""
-    return f"{column.dtype}{shape}{ragged}; {len(column.classes)} classes: {names}{more}"
 
 
 def _parse_epoch(text: str) -> str | int:
