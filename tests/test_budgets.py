@@ -37,7 +37,7 @@ LINES = {
     "native.py": 280,
     "optuna.py": 30,
     "ray": 40,
-    "report": 3_870,
+    "report": 3_560,
     "results": 2_860,
     "run": 3_560,
     "searchers": 1_650,
@@ -48,10 +48,11 @@ LINES = {
     "torch": 8_360,
     "transforms.py": 430,
     "worker": 5_960,
+    "watch": 1_650,
 }
 """The most lines of Python in each folder and file of the package, a little above today's."""
 
-MOST_FILES = 250
+MOST_FILES = 256
 """Of the package, a little above today's."""
 
 MOST_LINES = 700

@@ -64,9 +64,9 @@ PYTHON_ROWS = [
     ["_worker"],
     ["cluster"],
     ["results"],
+    ["watch"],
     ["coordinator"],
     ["api"],
-    ["watch"],
     ["ray"],
     ["integrations"],
     ["jax", "keras", "sklearn", "optuna", "dask", "spark", "testing"],
@@ -577,7 +577,7 @@ def test_the_top_of_the_package_is_small() -> None:
     """Only the listed files are at the top; all others are in a folder."""
     files = [file.name for file in PACKAGE.glob("*.py")]
     folders = [f.name for f in PACKAGE.iterdir() if f.is_dir() and (f / "__init__.py").exists()]
-    assert (len(files), len(folders)) <= (16, 17)
+    assert (len(files), len(folders)) <= (16, 18)
 
 
 def test_each_package_folder_has_a_docstring() -> None:

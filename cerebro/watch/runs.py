@@ -96,7 +96,7 @@ class WatchedRun:
         """Return a trial's output, traceback and kept states; with folds, those of all folds."""
         with self._lock:
             self._view.refresh()
-            folds, line = self._view.folds, self._view.lines.get(number)
+            folds, line = self._view.rows.folds, self._view.lines.get(number)
         if line is None:
             raise InputError(f"{self.folder} has no trial {number}")
         numbers = range(number * folds, (number + 1) * folds)

@@ -10,33 +10,27 @@ from __future__ import annotations
 
 import bisect
 import math
-import sqlite3
 import time
-from array import array
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from cerebro.machine.files import is_network_file_system
-from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 from cerebro.report.plots.settings import explained_variance
 from cerebro.run.owner import owner_of
-from cerebro.run.records import OPEN, STD, mean_and_std, strip_study
-from cerebro.run.store import check_meta, check_rows, read_meta, reader
-from cerebro.run.store.schema import FILE, decode
+from cerebro.run.records import OPEN
+from cerebro.run.store import check_meta, read_meta, reader
+from cerebro.run.store.schema import FILE
 from cerebro.space import Space
+from cerebro.watch.rows import MAX_TEXT, Line, Rows, last_rows, plain
 
 PAGE = 200
 """The trials that an answer has besides the open ones and those the page asks for."""
 
 MAX_UNITS = 2000
-MAX_EVENTS = 500
-MAX_TEXT = 400
-"""The most characters of an error, event or setting in an answer; the whole is on request."""
-
+BARS = 1000  # of each worker in a run that has ended: units closer than this are joined
 MAX_SETTINGS = 40
 POLL_SECONDS = 1.0
 NETWORK_SECONDS = 5.0
@@ -49,86 +43,29 @@ OWNER_SECONDS = 3.0
 IMPORTANCE_SECONDS = 5.0
 
 
-@dataclass(slots=True)
-class Line:
-    """One trial; with folds, one configuration: its row and its curves."""
-
-    number: int
-    config: dict[str, Any]
-    row: dict[str, Any] = field(default_factory=dict)
-    """What the table of trials says besides metrics."""
-    first: int = 0
-    """The first epoch that it trains itself; a clone's is not 0."""
-    curves: dict[str, array[float]] = field(default_factory=dict)
-    """By metric, one value for each of its own epochs; NaN: not reported."""
-    ends: dict[int, float] = field(default_factory=dict)
-    """By epoch, when its last unit ended."""
-    ticks: array[int] = field(default_factory=lambda: array("q"))
-    """When each epoch was read."""
-    changed: int = 0
-    value: float | None = None
-    best_epoch: int | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self.row.get("status") in OPEN
-
-    def add(self, epoch: int, values: Mapping[str, float], tick: int) -> bool:
-        """Add an epoch's metrics; return False if it replaces an epoch that was read before."""
-        at = epoch - self.first
-        if at < 0:
-            return True
-        is_new = at >= len(self.ticks)
-        while len(self.ticks) <= at:
-            self.ticks.append(tick)
-        for name, value in values.items():
-            curve = self.curves.setdefault(name, array("d"))
-            curve.extend([math.nan] * (at + 1 - len(curve)))
-            curve[at] = value
-        self.changed = tick
-        return is_new
-
-    def rank(self, metric: str, mode: str, select: str) -> None:
-        """Set the value that ranks the trial, and the epoch that has it."""
-        self.value = self.best_epoch = None
-        finite = [(v, e) for e, v in enumerate(self.curves.get(metric, ())) if math.isfinite(v)]
-        if finite and select == "last":
-            last = self.curves[metric]
-            if len(last) == len(self.ticks) and math.isfinite(last[-1]):
-                self.value, self.best_epoch = last[-1], self.first + len(last) - 1
-        elif finite:
-            sign = 1 if mode == "min" else -1
-            value, at = min(finite, key=lambda pair: (sign * pair[0], pair[1]))
-            self.value, self.best_epoch = value, self.first + at
-
-
 class View:
     """What a page shows of one run. Not for several threads at once; raises as `reader` does."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.meta: dict[str, Any] = {}
-        self.lines: dict[int, Line] = {}
         self.status = "unknown"
         self._pause = NETWORK_SECONDS if is_network_file_system(folder) else POLL_SECONDS
         self._read_at = -math.inf
         self._asked_owner = -math.inf
         self._signature: Any = None
+        self._mark: tuple[Any, ...] | None = None
+        self._restarts = -1
         self._forget()
 
     def _forget(self) -> None:
-        """Start afresh, as for a run that has been resumed: rows may have been replaced."""
-        self.lines = {}
-        self._tick = 0
-        self._last = Counter[str]()  # the last row read, by table
-        self._parts: dict[tuple[int, int], dict[int, dict[str, float]]] = {}
-        self._units: deque[tuple[int, list[Any]]] = deque(maxlen=MAX_UNITS)
-        self._events: deque[tuple[int, list[Any]]] = deque(maxlen=MAX_EVENTS)
-        self._actions: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MAX_EVENTS)
-        self._totals = Counter[str]()
-        self._clock = 0.0
+        """Start afresh, as for another run in the folder."""
+        self.rows = Rows()
+        self._restarts += 1
         self._lag = math.inf
         self._shown: dict[Any, dict[int, int]] = {}
+        self._names: tuple[int, list[str]] = (-1, [])
+        self._space: dict[str, str] | None = None
         self._importance: tuple[float, int, list[dict[str, Any]]] = (-math.inf, -1, [])
 
     # --- reading -----------------------------------------------------------
@@ -145,21 +82,17 @@ class View:
         with reader(self.folder) as connection:
             meta = read_meta(connection)
             check_meta(meta)
-            mark = (meta["id"], meta.get("owner"), *_last_rows(connection))
+            mark = (meta["id"], meta.get("owner"), *last_rows(connection))
             if self._is_other_run(mark):
                 self._forget()
             self._mark, self.meta = mark, meta
-            self._tick += 1
-            self._read_trials(connection)
-            self._read_units(connection)
-            self._read_metrics(connection)
-            self._read_events(connection)
+            self.rows.read(connection, meta)
         self._signature, self._read_at = signature, now  # after an error, the next poll reads again
         self._set_status(now)
         return True
 
     def _is_other_run(self, mark: tuple[Any, ...]) -> bool:
-        before = getattr(self, "_mark", None)
+        before = self._mark
         if before is None or before[:2] != mark[:2]:
             return before is not None
         return any(now < then for now, then in zip(mark[2:], before[2:], strict=True))
@@ -182,143 +115,21 @@ class View:
             self.status = "paused"
 
     @property
-    def folds(self) -> int:
-        folds = self.meta["folds"]
-        return 1 if folds is None else len(folds["folds"])
-
-    def _read_trials(self, connection: sqlite3.Connection) -> None:
-        """Read every trial's row; only new ones have their configuration decoded."""
-        check_rows(connection, "trials")
-        folds, group = self.folds, list[sqlite3.Row]()
-        for row in connection.execute(
-            "SELECT number, status, epochs, parent, parent_epoch, error, origin, began, ended, "
-            "CASE WHEN number > ? THEN config END AS config FROM trials ORDER BY number",
-            (len(self.lines) * folds - 1,),
-        ):
-            group.append(row)
-            if len(group) == folds:
-                self._set_line(group)
-                group = []
-
-    def _set_line(self, rows: Sequence[sqlite3.Row]) -> None:
-        first, folds = rows[0], len(rows)
-        number = first["number"] // folds
-        line = self.lines.get(number)
-        if line is None:
-            config = flatten(strip_study(decode(first["config"])))
-            line = self.lines[number] = Line(number, config)
-            line.first = 0 if first["parent_epoch"] is None else first["parent_epoch"] + 1
-        statuses = [str(row["status"]) for row in rows]
-        order = ("running", "paused", "waiting", "failed", "diverged", "stopped")
-        parent = first["parent"]
-        began = [row["began"] for row in rows if row["began"] is not None]
-        ended = [row["ended"] for row in rows]
-        now = {
-            "status": next((s for s in order if s in statuses), "finished"),
-            "target": first["epochs"],
-            "parent": None if parent is None else parent // folds,
-            "after": None if first["parent_epoch"] is None else first["parent_epoch"] + 1,
-            "origin": first["origin"],
-            "error": next((row["error"] for row in rows if row["error"]), None),
-            "began": min(began, default=None),
-            "ended": None if None in ended else max(ended),
-        }
-        if now != line.row:
-            line.row, line.changed = now, self._tick
-
-    def _read_units(self, connection: sqlite3.Connection) -> None:
-        folds, last = self.folds, self._last["units"]
-        check_rows(connection, "units", where=f"id > {last}")
-        for row in connection.execute(
-            "SELECT id, trial, epoch, worker, started, seconds, hopped, part FROM units "
-            "WHERE id > ? ORDER BY id",
-            (last,),
-        ):
-            identity, trial, epoch, worker, started, seconds, hopped, part = row
-            end = started + seconds
-            line = self.lines.get(trial // folds)
-            if line is not None:
-                line.ends[epoch] = max(end, line.ends.get(epoch, 0.0))
-            unit = [trial // folds, epoch, worker, round(started, 4), round(end, 4), int(part < 0)]
-            self._units.append((self._tick, unit))
-            self._totals["units"] += 1
-            self._totals["hops"] += bool(hopped)
-            self._totals["workers"] = max(self._totals["workers"], worker + 1)
-            self._clock = max(self._clock, end)
-            self._last["units"] = identity
-
-    def _read_metrics(self, connection: sqlite3.Connection) -> None:
-        folds, last = self.folds, self._last["metrics"]
-        check_rows(connection, "metrics", where=f"rowid > {last}")
-        ranking = tuple(self.meta["settings"][name] for name in ("metric", "mode", "select"))
-        found: dict[tuple[int, int], dict[str, float]] = {}
-        for rowid, trial, epoch, name, value in connection.execute(
-            "SELECT rowid, trial, epoch, name, value FROM metrics WHERE rowid > ? ORDER BY rowid",
-            (last,),
-        ):
-            found.setdefault((trial, epoch), {})[name] = math.nan if value is None else value
-            self._last["metrics"] = rowid
-        touched, replaced = dict[int, Line](), False
-        for (trial, epoch), values in found.items():
-            line = self.lines.get(trial // folds)
-            if folds > 1:
-                values = self._join_folds(trial, epoch, values)
-            if line is not None and values:
-                replaced |= not line.add(epoch, values, self._tick)
-                touched[line.number] = line
-        for line in touched.values():
-            line.rank(*ranking)
-        if replaced:  # readers have other values: they get everything again
-            self._generation += 1
-
-    _generation = 0
-
-    def _join_folds(self, trial: int, epoch: int, values: dict[str, float]) -> dict[str, float]:
-        """Return the means once all folds have the epoch; until then nothing."""
-        folds = self.folds
-        parts = self._parts.setdefault((trial // folds, epoch), {})
-        parts[trial % folds] = values
-        if len(parts) < folds:
-            return {}
-        means: dict[str, float] = {}
-        for name in parts[0]:
-            column = [parts[fold][name] for fold in range(folds) if name in parts[fold]]
-            if len(column) == folds:
-                means[name], means[name + STD] = mean_and_std(column)
-        return means
-
-    def _read_events(self, connection: sqlite3.Connection) -> None:
-        folds = self.folds
-        check_rows(connection, "events", where=f"id > {self._last['events']}")
-        for identity, when, kind, trial, text in connection.execute(
-            "SELECT id, time, kind, trial, text FROM events WHERE id > ? ORDER BY id",
-            (self._last["events"],),
-        ):
-            number = None if trial is None else trial // folds
-            self._events.append((self._tick, [when, kind, number, text[:MAX_TEXT]]))
-            self._clock = max(self._clock, when)
-            self._last["events"] = identity
-        for row in connection.execute(
-            "SELECT id, time, verb, trial, child, epoch, changes, epochs, sender, outcome "
-            "FROM actions WHERE id > ? ORDER BY id",
-            (self._last["actions"],),
-        ):
-            action = dict(row)
-            self._last["actions"] = action.pop("id")
-            for name in ("trial", "child"):
-                if action[name] is not None:
-                    action[name] //= folds
-            changes = decode(action["changes"] or "{}")
-            action["changes"] = _plain(flatten(changes)) if isinstance(changes, dict) else {}
-            action["outcome"] = str(action["outcome"])[:MAX_TEXT]
-            self._actions.append((self._tick, action))
+    def lines(self) -> dict[int, Line]:
+        """The trials by number; with folds, the configurations."""
+        return self.rows.lines
 
     # --- answers -----------------------------------------------------------
 
     @property
     def cursor(self) -> str:
         """Where a reader is who has seen everything."""
-        return f"{str(self.meta['id'])[:8]}.{self._generation}.{self._tick}"
+        return f"{self._generation}.{self.rows.tick}"
+
+    @property
+    def _generation(self) -> str:
+        """What makes a reader's earlier cursors worthless when it changes."""
+        return f"{str(self.meta['id'])[:8]}.{self._restarts}.{self.rows.replaced}"
 
     def is_known(self, after: str) -> bool:
         """Return whether a reader with this cursor has seen everything."""
@@ -333,9 +144,11 @@ class View:
         trials. Numbers that JSON lacks are None.
         """
         pins = tuple(sorted({number for number in pins if number in self.lines})[:PAGE])
-        begin = f"{str(self.meta['id'])[:8]}.{self._generation}."
+        begin = f"{self._generation}."
         tick = after.removeprefix(begin) if after.startswith(begin) else ""
-        known = int(tick) if tick.isdecimal() and len(tick) < 16 and int(tick) <= self._tick else 0
+        known = (
+            int(tick) if tick.isdecimal() and len(tick) < 16 and int(tick) <= self.rows.tick else 0
+        )
         ranked = self.rank()
         shown = self._choose((page, pins, size), ranked)
         trials = [
@@ -349,9 +162,9 @@ class View:
             "run": self.describe_run(ranked),
             "shown": list(shown),
             "trials": trials,
-            "units": [unit for tick, unit in self._units if tick > known],
-            "events": [event for tick, event in self._events if tick > known],
-            "actions": [action for tick, action in self._actions if tick > known],
+            "units": self._list_units(known),
+            "events": [event for tick, event in self.rows.events if tick > known],
+            "actions": [action for tick, action in self.rows.actions if tick > known],
             "importance": self._weigh(ranked),
         }
 
@@ -359,9 +172,9 @@ class View:
     def now(self) -> float:
         """The run's clock, in seconds since its start without interruptions."""
         if self.status not in ("running", "paused"):
-            return self._clock
+            return self.rows.clock
         # The clock stood at the last unit's end when this was written, or a little later.
-        self._lag = min(self._lag, time.time() - self._clock)
+        self._lag = min(self._lag, time.time() - self.rows.clock)
         return time.time() - self._lag
 
     def rank(self) -> list[int]:
@@ -387,7 +200,7 @@ class View:
         before = self._shown.pop(wanted, {})
         if len(self._shown) > 16:
             self._shown.pop(next(iter(self._shown)))
-        since = {number: before.get(number, self._tick) for number in sorted(chosen)}
+        since = {number: before.get(number, self.rows.tick) for number in sorted(chosen)}
         self._shown[wanted] = since
         return since
 
@@ -403,7 +216,7 @@ class View:
         return {
             "n": line.number,
             **row,
-            "config": _plain(line.config),
+            "config": plain(line.config),
             "done": line.first + count,
             "value": _finite(line.value),
             "best": line.best_epoch,
@@ -443,7 +256,7 @@ class View:
             "settings": self._list_settings(),
             "space": self._describe_space(),
             "epochs": settings["epochs"],
-            "folds": self.folds,
+            "folds": self.rows.folds,
             "started": meta.get("started"),
             "now": round(now, 3),
             "live": live,
@@ -453,10 +266,27 @@ class View:
             "ranked": len(ranked),
             "share": 1.0 if self.status == "finished" else share,
             "left": _finite(left),
-            "units": self._totals["units"],
-            "hops": self._totals["hops"],
-            "workers": self._totals["workers"],
+            "units": self.rows.totals["units"],
+            "hops": self.rows.totals["hops"],
+            "workers": self.rows.totals["workers"],
         }
+
+    def _list_units(self, known: int) -> list[list[Any]]:
+        """Return the units read after a tick; of a run that has ended, all of them, joined."""
+        new = [unit for tick, unit in self.rows.units if tick > known]
+        if known or self.status in ("running", "paused"):
+            return new[-MAX_UNITS:]
+        least = (self.rows.clock - (new[0][3] if new else 0.0)) / BARS
+        joined, last = list[list[Any]](), dict[int, list[Any]]()
+        for unit in new:
+            trial, _, worker, begin, end, _ = unit
+            before = last.get(worker)
+            if before is not None and before[0] == trial and begin - before[4] < least:
+                before[4] = end
+            else:
+                joined.append(list(unit))
+                last[worker] = joined[-1]
+        return joined[-2 * MAX_UNITS :]
 
     def _count_epochs(self) -> tuple[int, int]:
         """Return how many epochs are done, and how many there will be; 0: not known yet."""
@@ -485,8 +315,6 @@ class View:
             self._names = len(self.lines), fmt.choose_settings(configs)[:MAX_SETTINGS]
         return self._names[1]
 
-    _names: tuple[int, list[str]] = (-1, [])
-
     def _describe_space(self) -> dict[str, str]:
         if self._space is None:
             try:
@@ -497,13 +325,11 @@ class View:
             self._space = {name.strip(): text.strip()[:MAX_TEXT] for name, _, text in parts}
         return self._space
 
-    _space: dict[str, str] | None = None
-
     def _weigh(self, ranked: Sequence[int]) -> list[dict[str, Any]]:
         """Return how much of the metric's variance each setting alone explains."""
         when, count, found = self._importance
         now = time.monotonic()
-        stays = self.status not in ("running", "paused") and count == self._tick
+        stays = self.status not in ("running", "paused") and count == self.rows.tick
         if stays or now - when < IMPORTANCE_SECONDS:
             return found
         lines = [self.lines[n] for n in ranked if self.lines[n].row["parent"] is None]
@@ -516,7 +342,7 @@ class View:
                 parts = (share.share, share.low, share.high, share.by_chance)
                 found.append({"name": name, "shares": [round(part, 4) for part in parts]})
         found.sort(key=lambda one: -one["shares"][0])
-        self._importance = now, self._tick, found
+        self._importance = now, self.rows.tick, found
         return found
 
 
@@ -532,31 +358,9 @@ def sign(folder: Path) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _last_rows(connection: sqlite3.Connection) -> tuple[int, ...]:
-    """Return the last row of each table that only grows while one process trains the run."""
-    columns = {"metrics": "rowid", "units": "id", "events": "id", "actions": "id"}
-    return tuple(
-        connection.execute(f"SELECT coalesce(max({column}), 0) FROM {table}").fetchone()[0]
-        for table, column in columns.items()
-    )
-
-
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
 def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
-
-
-def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as JSON has them; long text is cut."""
-    return {name[:MAX_TEXT]: _plain_value(value) for name, value in config.items()}
-
-
-def _plain_value(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int)):
-        return value if not isinstance(value, int) or abs(value) < 2**53 else str(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    return str(value)[:MAX_TEXT] if not isinstance(value, str) else value[:MAX_TEXT]

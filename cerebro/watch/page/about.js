@@ -4,9 +4,11 @@ function bullets(title, items) {
   return items?.length ? [node("h3", {}, title), node("ul", {}, ...items.map((item) => node("li", {}, item)))] : [];
 }
 
+const HALF = ["Data", "Space", "Settings of the search", "Environment"]; // two of them side by side
+
 function section(title, ...parts) {
   const inner = parts.flat().filter((part) => part !== null && part !== undefined);
-  return inner.length ? node("section", { class: "card" }, node("div", { class: "hd" }, node("h2", {}, title)), node("div", { class: "inner" }, ...inner)) : null;
+  return inner.length ? node("section", { class: HALF.includes(title) ? "card half" : "card" }, node("div", { class: "hd" }, node("h2", {}, title)), node("div", { class: "inner" }, ...inner)) : null;
 }
 
 const factsOf = (values) => (values && Object.keys(values).length ? facts(Object.entries(values)) : null);

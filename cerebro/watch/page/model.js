@@ -14,7 +14,7 @@ const run = {
   cursor: "",
 };
 
-const MOST_UNITS = 2000;
+const MOST_UNITS = 4000;
 const MOST_EVENTS = 500;
 const OPEN = ["waiting", "running", "paused"];
 const isOpen = (trial) => OPEN.includes(trial.status) && run.info.live;
