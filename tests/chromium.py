@@ -71,26 +71,25 @@ class Page:
             raise AssertionError(f"{script}: {told['exceptionDetails']}")
         return told["result"].get("value")
 
-    def wait(self, condition: str, seconds: float = SECONDS) -> Any:
-        """Wait until a JavaScript expression is true, and return its value."""
+    def wait(self, condition: str, seconds: float = SECONDS) -> None:
+        """Wait until a JavaScript expression is true."""
         end = time.monotonic() + seconds
-        while not (value := self.run(condition)):
+        while not self.run(f"Boolean({condition})"):
             assert time.monotonic() < end, f"not true within {seconds} s: {condition}"
             time.sleep(0.05)
-        return value
 
     def click(self, selector: str) -> None:
-        """Click an element with the mouse, where it is."""
-        place = self.run(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
-            "e.scrollIntoView({block: 'center'}); const b = e.getBoundingClientRect();"
-            "return [b.x + b.width / 2, b.y + b.height / 2]; })()"
-        )
+        """Click an element with the mouse, where it is once the mouse is over it."""
+        chosen = f"document.querySelector({json.dumps(selector)})"
+        self.run(f"{chosen}.scrollIntoView({{block: 'center'}})")
+        self._move_mouse(chosen, "mouseMoved")  # rows stand still under it
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            self.call(
-                "Input.dispatchMouseEvent",
-                type=kind, x=place[0], y=place[1], button="left", clickCount=1,
-            )  # fmt: skip
+            self._move_mouse(chosen, kind)
+
+    def _move_mouse(self, chosen: str, kind: str) -> None:
+        box = f"(b => [b.x + b.width / 2, b.y + b.height / 2])({chosen}.getBoundingClientRect())"
+        x, y = self.run(box)
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def press(self, key: str) -> None:
         for kind in ("keyDown", "keyUp"):
