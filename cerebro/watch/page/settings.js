@@ -35,7 +35,7 @@ function drawParallel() {
   const shown = run.ranked.slice(0, MOST_CURVES);
   const names = run.info.settings.slice(0, MOST_AXES - 1);
   if (shown.length < 2) return label(drawing, "two trials with a finished epoch are needed", { x: 12, y: 30 });
-  const [left, right, top, bottom] = [26, width - 52, 30, height - 14];
+  const [left, right, top, bottom] = [26, width - 64, 30, height - 14];
   const axes = [...names, null].map((name, i, all) => {
     const of = (trial) => (name === null ? trial.value : trial.config[name] ?? null);
     const axis = axisOf(shown.map(of));
