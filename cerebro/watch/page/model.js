@@ -118,6 +118,15 @@ function changesOf(trial) {
     .map((name) => ({ name, from: parent.config[name], to: trial.config[name] }));
 }
 
+// The trials that you have paused and not continued.
+function heldTrials() {
+  const last = new Map();
+  for (const { trial, verb, outcome } of run.actions) {
+    if (trial !== null && (verb === "pause" || verb === "unpause") && outcome.startsWith("done")) last.set(trial, verb);
+  }
+  return [...last.keys()].filter((number) => last.get(number) === "pause" && OPEN.includes(run.trials.get(number)?.status));
+}
+
 function lineage(trial) {
   if (trial.parent !== null) return trial.after === null ? `↳ ${trial.parent}, cold` : `↳ ${trial.parent} after ${trial.after}`;
   return trial.origin === "user" ? "added" : "";

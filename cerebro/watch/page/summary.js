@@ -72,7 +72,8 @@ function drawTime() {
   const { info } = run;
   setText($("time"), clock(runClock()));
   const begun = info.started ? `begun ${new Date(1000 * info.started).toLocaleString([], { dateStyle: "medium", timeStyle: "short" })}` : "";
-  const waits = info.status === "paused" ? "paused by you" : isNumber(info.left) ? `about ${clock(info.left)} left` : begun;
+  const held = info.adaptive ? heldTrials() : []; // in a search by rounds the others wait for them
+  const waits = held.length ? `trial ${held.join(", ")} is paused by you: others wait` : info.status === "paused" ? "paused by you" : isNumber(info.left) ? `about ${clock(info.left)} left` : begun;
   setText($("left"), info.live ? waits : begun);
   setText($("workers"), info.workers || "–");
   setText($("busy"), !info.workers || !info.live ? "" : `${Math.round(100 * busyShare(5))} % busy`);
