@@ -168,6 +168,8 @@ def test_one_hover_for_all(page: Page, finished: Path) -> None:
         for place in ("#curves", "#rows", "#gantt", "#parallel", "#slices"):
             shown = f"[...document.querySelectorAll('{place} .on')].map(e => e.dataset.n)"
             assert set(page.run(shown)) == {"1"}, place
+        page.run("drawAll()")  # as after a poll
+        assert page.run("document.querySelectorAll('#parallel .on').length") == 1
         page.run("hover(null)")
         assert page.run("document.querySelectorAll('.on').length") == 0
 

@@ -32,7 +32,7 @@ function listHappenings() {
     found.push([time, `e${i}`, () => [kind === "command" ? you() : null, eventText(kind, trial, text)], kind]);
   }
   for (const [time, trial, value] of run.leads) {
-    found.push([time, `l${trial} ${value}`, () => ["trial ", node("b", {}, String(trial)), " leads with ", node("b", {}, metric(value))]]);
+    found.push([time, `l${trial} ${time} ${value}`, () => ["trial ", node("b", {}, String(trial)), " leads with ", node("b", {}, metric(value))]]);
   }
   for (const trial of run.trials.values()) {
     const last = trial.ended ?? trial.times[trial.times.length - 1] ?? trial.began ?? 0;

@@ -78,7 +78,9 @@ function findLeads(points) {
   points.sort((a, b) => a[0] - b[0]);
   for (const point of points) {
     const last = run.leads[run.leads.length - 1];
-    if (!last || better(point[2], last[2])) run.leads.push(point);
+    if (last && !better(point[2], last[2])) continue;
+    if (last && last[1] === point[1]) run.leads[run.leads.length - 1] = [last[0], point[1], point[2]];
+    else run.leads.push(point);
   }
   run.leads = run.leads.slice(-MOST_EVENTS);
 }

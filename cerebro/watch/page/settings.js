@@ -55,6 +55,7 @@ function drawParallel() {
     line.style.stroke = trial.rank === 0 ? "var(--accent)" : `color-mix(in srgb, var(--c1) ${Math.round(100 * share)}%, var(--faint))`;
   }
   drawAxesOf(drawing, axes, top, bottom, (right - left) / Math.max(1, axes.length - 1));
+  showHovered();
 }
 
 function drawAxesOf(drawing, axes, top, bottom, room) {
@@ -122,7 +123,7 @@ function drawSlice(name, shown, [low, high]) {
     shape("line", { x1: left, x2: right, y1: y(value), y2: y(value), stroke: "var(--grid)" }, drawing);
     label(drawing, short(value), { x: left - 6, y: y(value) + 4, "text-anchor": "end" });
   }
-  const marks = axis.byName && axis.marks.length > 5 ? [axis.marks[0], axis.marks[axis.marks.length - 1]] : axis.marks;
+  const marks = axis.byName && axis.marks.length <= 5 ? axis.marks : [axis.marks[0], axis.marks[axis.marks.length - 1]];
   for (const value of marks) label(drawing, plain(short(value), 9), { x: x(value), y: bottom + 14, "text-anchor": axis.share(value) > 0.9 && !axis.byName ? "end" : "middle" });
   label(drawing, name, { x: (left + right) / 2, y: height - 4, "text-anchor": "middle", class: "axis" });
   for (const trial of shown.slice().reverse()) {
