@@ -5,13 +5,18 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 import shutil
+import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import line_model
@@ -20,6 +25,7 @@ import pytest
 from watched import Reader, ask, order, read, start_search
 
 import cerebro
+import cerebro.cli
 import cerebro.watch.server
 import cerebro.watch.view
 from cerebro.errors import InputError
@@ -539,3 +545,34 @@ def test_a_damaged_run_is_told(finished: Path, tmp_path: Path) -> None:
             assert status == 503 and "run.sqlite" in json.loads(body)["error"]
         assert read(server, "/api/runs")["runs"][0]["status"] == "unreadable"
         server.shutdown()
+
+
+# --- the command ---------------------------------------------------------------
+
+
+def test_the_command_prints_the_address_and_ends_on_ctrl_c(finished: Path) -> None:
+    command = [sys.executable, "-m", "cerebro", "watch", str(finished), "--read-only"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.fullmatch(r".*: http://127\.0\.0\.1:(\d+)/#token=(\S+)\n", line)
+        assert found is not None
+        address = SimpleNamespace(port=int(found[1]), token=found[2])
+        told = read(address, "/api/runs")
+        assert [run["name"] for run in told["runs"]] == ["one"] and told["read_only"] is True
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+
+
+def test_mistakes_of_the_command(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for words, reason in (
+            ([str(finished), "--port", port], f"--port {port}: "),
+            ([str(finished), "--port", "70000"], "--port 70000: give a port from 1 to 65535"),
+            ([str(finished / "absent")], "there is no such folder"),
+        ):
+            assert cerebro.cli.main(["watch", *words]) == 1
+            assert reason in capsys.readouterr().err
