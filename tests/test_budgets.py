@@ -18,13 +18,13 @@ LINES = {
     "__init__.py": 140,
     "__main__.py": 20,
     "_worker.py": 230,
-    "api": 2_140,
+    "api": 2_190,
     "arguments.py": 360,
     "callbacks": 290,
     "cli": 2_130,
     "cluster": 5_500,
     "control.py": 420,
-    "coordinator": 5_480,
+    "coordinator": 5_510,
     "dask.py": 20,
     "data": 8_600,
     "errors.py": 200,
@@ -39,20 +39,20 @@ LINES = {
     "ray": 40,
     "report": 3_560,
     "results": 2_860,
-    "run": 3_560,
+    "run": 3_590,
     "searchers": 1_650,
     "sklearn.py": 20,
     "space": 1_320,
     "spark.py": 20,
     "testing.py": 200,
-    "torch": 8_360,
+    "torch": 8_580,
     "transforms.py": 430,
-    "worker": 5_960,
+    "worker": 6_060,
     "watch": 1_650,
 }
 """The most lines of Python in each folder and file of the package, a little above today's."""
 
-MOST_FILES = 256
+MOST_FILES = 266
 """Of the package, a little above today's."""
 
 MOST_LINES = 700

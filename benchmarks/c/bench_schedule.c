@@ -73,7 +73,7 @@ main(int argc, char **argv)
     for (uint32_t i = 0; i < workers; i++)
         (void)cer_schedule_add_worker(s, &worker, NULL);
     for (uint32_t i = 0; i < trials; i++)
-        (void)cer_schedule_add_trial(s, i, epochs, 0, 0, NULL);
+        (void)cer_schedule_add_trial(s, i, i, epochs, 0, 0, NULL);
     start = seconds();
     events = run(s, workers, queue);
     printf("%lu %.6f %.1f\n", events, seconds() - start,

@@ -599,12 +599,11 @@ class UnitRunner:
         state = _core.unpack_state(packed, "torch" if live.torch else "numpy")["model"]
 
         def rebuild_parent(with_own_seed: bool) -> Any:
-            trial, stream = clone_of.trial, clone_of.stream
-            if with_own_seed:
-                stream = task.key
+            parent, stream = clone_of, task.key if with_own_seed else clone_of.stream
             try:
                 with self.redirect_output(None):
-                    return self.build(trial, clone_of.config, clone_of.epochs, stream=stream).model
+                    built = self.build(parent.trial, parent.config, parent.epochs, stream=stream)
+                    return built.model
             finally:
                 DROPPED.add(None)
                 apply_settings(live.libraries)
