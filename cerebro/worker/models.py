@@ -32,6 +32,7 @@ from cerebro.machine.guard import guard_trial
 from cerebro.machine.libraries import LIBRARIES, TORCH
 from cerebro.model import BaseModel, Info, check_model, framework_of, read_columns
 from cerebro.run.recipe import call_build
+from cerebro.run.settings import Batches
 from cerebro.worker.contents import OwnNumbers
 from cerebro.worker.evaluate import convert_metrics
 from cerebro.worker.gpu import StateArena
@@ -260,6 +261,24 @@ def make_info(
     )
     vars(info)["sharing"] = sharing or Unshared(order.seed)
     return info
+
+
+def explain_lost_place(
+    model: Any, batches: Batches, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> str | None:
+    """Return why a clone's schedule would go on in the wrong place; None if it does not.
+
+    A schedule that counts batches, and whose count the model cannot convert, would with another
+    batch size be elsewhere than after the parent's epochs.
+    """
+    schedule = getattr(model, "batch_schedule", None)
+    sizes = [batches.make_cut(config).batch_size for config in (before, now)]
+    if schedule is None or sizes[0] == sizes[1]:
+        return None
+    return (
+        f"another batch size ({sizes[1]} instead of {sizes[0]}) would move the clone's schedule, "
+        f"{schedule}, which counts batches, to another place"
+    )
 
 
 def load_clone(

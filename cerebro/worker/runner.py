@@ -609,10 +609,14 @@ class UnitRunner:
                 apply_settings(live.libraries)
 
         def load(live: LiveModel) -> None:
+            batches, config = self.context.batches, strip_study(task.config)
+            problem = models.explain_lost_place(live.model, batches, clone_of.config, config)
+            if problem is not None:
+                raise StateError(problem)
             models.load_clone(
                 live.model,
                 state,
-                strip_study(task.config),
+                config,
                 epoch=task.epoch,
                 rebuild=rebuild_parent,
             )

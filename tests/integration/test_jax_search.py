@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from resumable import hashes
 
 import cerebro
 import cerebro._core as _core
+from cerebro.control import Clone
 from cerebro.machine.libraries import JAX
+from cerebro.searchers import Decision, Searcher
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -254,3 +257,73 @@ def numbered(config, info):
 def test_check_does_not_take_a_flax_modules_number_for_state(data):
     space, data = resumable_jax.SPACE, cerebro.Dataset(data)
     assert cerebro.check(numbered, space, data, batch_size=25).problems == []
+
+
+class ClonesOnce(Searcher):
+    """Trains one trial, and clones it once with another batch size."""
+
+    adaptive = True
+
+    def __init__(self):
+        self.begun, self.ready = 0, False
+
+    def suggest(self):
+        if self.begun == 2:
+            return cerebro.DONE
+        if self.begun == 1 and not self.ready:
+            return None
+        self.begun += 1
+        if self.begun == 1:
+            return cerebro.Suggestion({"lr": 0.1, "batch_size": 50})
+        return cerebro.Suggestion({"lr": 0.1, "batch_size": 25}, parent=0)
+
+    def report(self, trial, epoch, metrics):
+        if trial == 0 and epoch == 0:
+            self.ready = True
+        return Decision.STOP if trial == 0 else Decision.CONTINUE
+
+    def state_dict(self):
+        return {"begun": self.begun, "ready": self.ready}
+
+    def load_state_dict(self, state):
+        self.__dict__.update(state)
+
+
+def build_with_rate(config, info):
+    import optax
+
+    rate = optax.cosine_decay_schedule(config["lr"], info.total_steps)
+    if config["lr"] < 0.1:
+        rate = config["lr"]
+    return cerebro.jax.Model(
+        lambda params, x: x @ params["w"],
+        {"w": np.zeros(3, "float32")},
+        optimizer=optax.adam(rate),
+        loss=lambda outputs, y: ((outputs - y) ** 2).mean(),
+    )
+
+
+def test_a_clone_with_another_batch_size_is_refused_where_a_schedule_counts_batches(data, tmp_path):
+    options = {"workers": 0, "epochs": 2, "progress": False}
+    searched = cerebro.search(
+        build_with_rate, {}, data, searcher=ClonesOnce(), run=tmp_path / "adaptive", **options
+    )
+    problem = "another batch size .25 instead of 50. would move the clone's schedule"
+    assert searched.trials[1].status == "failed"
+    assert re.search(problem, searched.trials[1].error)
+
+    space = {"lr": [0.1, 0.01], "batch_size": [50]}
+    plain = cerebro.search(
+        build_with_rate, space, data, searcher="grid", run=tmp_path / "plain", **options
+    )
+    numbers = {trial.config["lr"]: trial.number for trial in plain.trials}
+    more = {"epochs": 3, "after": 2}
+    with pytest.raises(cerebro.InputError, match=problem):
+        cerebro.resume(
+            plain, build_with_rate, actions=[Clone(numbers[0.1], {"batch_size": 25}, **more)]
+        )
+    assert len(cerebro.open(plain.path).trials) == 2
+    # Without a schedule, nothing is at another place.
+    clone = Clone(numbers[0.01], {"batch_size": 25}, **more)
+    result = cerebro.resume(plain, build_with_rate, actions=[clone])
+    assert result.trials[2].status == "finished"

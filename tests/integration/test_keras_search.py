@@ -17,6 +17,7 @@ with pytest.MonkeyPatch.context() as patch:
 from resumable import hashes  # noqa: E402
 
 import cerebro  # noqa: E402
+from cerebro.control import Clone  # noqa: E402
 from cerebro.machine.libraries import KERAS  # noqa: E402
 
 
@@ -154,3 +155,28 @@ def test_keras_settings_made_in_build_apply_to_its_trial_only(data, tmp_path):
     resumed = cerebro.resume(part.path, build_some_in_bfloat16, epochs=2, workers=0, progress=False)
     assert hashes(resumed) == hashes(inline)
     assert KERAS.present() == before
+
+
+def test_a_clone_with_another_batch_size_is_refused_where_a_schedule_counts_batches(data, tmp_path):
+    def build(config):
+        net = keras.Sequential([keras.layers.Dense(3)])
+        rate = config["lr"]
+        if config["decay"]:
+            rate = keras.optimizers.schedules.CosineDecay(rate, 20)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        net.compile(keras.optimizers.SGD(rate), loss)
+        return cerebro.keras.Model(net)
+
+    result = cerebro.search(
+        *(build, {"lr": [0.1], "decay": [True, False], "batch_size": [16]}, data),
+        epochs=1,
+        searcher="grid",
+        workers=0,
+        run=tmp_path / "run",
+        progress=False,
+    )
+    decaying, steady = sorted(result.trials, key=lambda trial: not trial.config["decay"])
+    clones = [Clone(trial.number, {"batch_size": 8}, epochs=2) for trial in (decaying, steady)]
+    with pytest.raises(cerebro.InputError, match=r"8 instead of 16.* move .*CosineDecay"):
+        cerebro.resume(result, build, actions=clones[:1])
+    assert cerebro.resume(result, build, actions=clones[1:]).trials[2].status == "finished"

@@ -287,6 +287,12 @@ class Model(BaseModel):
         )
         self._key = scalars["key"]
 
+    @property
+    def batch_schedule(self) -> str | None:
+        """What optax's schedules are, if the optimizer has one: their place is a count of steps."""
+        found = _has_schedule(self.state_dict()["optimizer"])
+        return "one of optax's" if found else None
+
     def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Continue from another trial's state with this trial's hyperparameters.
 
@@ -353,6 +359,13 @@ def _check_params(params: Any) -> None:
                 f"params has {leaf.dtype} at {'/'.join(path)}, but only floating-point numbers "
                 "are trained: put it into variables"
             )
+
+
+def _has_schedule(state: Any) -> bool:
+    """Return whether an optimizer's state has a count of steps without moments beside it."""
+    if not isinstance(state, Mapping):
+        return False
+    return state.keys() == {"count"} or any(map(_has_schedule, state.values()))
 
 
 def _keep_own_settings(state: Any, own: Any) -> Any:

@@ -285,6 +285,11 @@ class Model(BaseModel):
         for part, variables in parts.items():
             _load(part, variables, state.get(part))
 
+    @property
+    def batch_schedule(self) -> str | None:
+        """The class of a learning-rate schedule, whose place is the number of batches."""
+        return next(filter(None, map(_find_schedule, _optimizers_of(self.net).values())), None)
+
     def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Continue from another trial's state with this trial's hyperparameters.
 
@@ -511,10 +516,22 @@ def _dtype_name(value: Any) -> str:
 
 def _rates_in(optimizer: Any) -> Iterator[Any]:
     """Yield the learning rates of an optimizer and of those that it wraps."""
-    rate = getattr(optimizer, "_learning_rate", None)
-    if isinstance(rate, keras.Variable):  # not a schedule
-        yield rate
+    for each in _walk_wrapped(optimizer):
+        rate = getattr(each, "_learning_rate", None)
+        if isinstance(rate, keras.Variable):  # not a schedule
+            yield rate
+
+
+def _find_schedule(optimizer: Any) -> str | None:
+    """Return the class of the first schedule of an optimizer and of those that it wraps."""
+    schedules = keras.optimizers.schedules.LearningRateSchedule
+    rates = (getattr(each, "_learning_rate", None) for each in _walk_wrapped(optimizer))
+    return next((type(rate).__name__ for rate in rates if isinstance(rate, schedules)), None)
+
+
+def _walk_wrapped(optimizer: Any) -> Iterator[Any]:
+    yield optimizer
     # The rate of a LossScaleOptimizer or a MultiOptimizer itself is not used, only those inside.
     inner = getattr(optimizer, "inner_optimizer", None)
     for wrapped in getattr(optimizer, "optimizers", ()) if inner is None else (inner,):
-        yield from _rates_in(wrapped)
+        yield from _walk_wrapped(wrapped)

@@ -365,6 +365,14 @@ class LightningModel(TorchModel):
 
     # --- state --------------------------------------------------------------------------
 
+    @property
+    def batch_schedule(self) -> str | None:
+        """The class of a scheduler that steps by batch, whose place is the number of batches."""
+        by_step = [c.scheduler for c in self._configs if c.interval == "step"]
+        if not self.net.automatic_optimization:
+            by_step = list(self._schedulers)  # the module steps them as it likes
+        return type(by_step[0]).__name__ if by_step else None
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state: live tensors, not copies.
 

@@ -732,3 +732,11 @@ def test_only_trained_weights_travel():
         dict(hopped(model, lambda: built(Frozen, state="trainable")).state_dict()["net"]),
         dict(model.state_dict()["net"]),
     )
+
+
+@pytest.mark.parametrize(("kind", "found"), [("step", "OneCycleLR"), ("lists", None)])
+def test_a_scheduler_by_step_counts_batches(kind, found):
+    class Chosen(Scheduled):
+        schedule = kind
+
+    assert built(Chosen).batch_schedule == found
