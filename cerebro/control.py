@@ -345,7 +345,8 @@ def to_command_line(command: Command, *, of_resume: bool = False) -> str:
         words += [*(["--set"] if command.verb == "clone" else ()), *settings]
     words += [] if command.after is None else ["--after", str(command.after)]
     words += ["--cold"] if command.cold else []
-    words += [] if command.epochs is None or of_resume else ["--epochs", str(command.epochs)]
+    words += [] if command.epochs is None else ["--epochs", str(command.epochs)]
+    words += ["--anyway"] if command.anyway else []
     return shlex.join(words)
 
 

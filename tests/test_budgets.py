@@ -24,12 +24,12 @@ LINES = {
     "cli": 2_130,
     "cluster": 5_500,
     "control.py": 420,
-    "coordinator": 5_510,
+    "coordinator": 5_530,
     "dask.py": 20,
     "data": 8_600,
     "errors.py": 200,
     "executors": 2_000,
-    "integrations": 8_200,
+    "integrations": 8_215,
     "jax.py": 10,
     "keras.py": 20,
     "machine": 4_320,
@@ -47,7 +47,7 @@ LINES = {
     "testing.py": 200,
     "torch": 8_580,
     "transforms.py": 430,
-    "worker": 6_060,
+    "worker": 6_070,
     "watch": 1_650,
 }
 """The most lines of Python in each folder and file of the package, a little above today's."""

@@ -107,7 +107,9 @@ def add(commands: Any) -> None:
         commands, "resume", resume, "resume a run, or train a finished one for more epochs"
     )
     parser.add_argument("run", help="the run's folder, or the URL of its copy")
-    parser.add_argument("--epochs", type=parse_count, help="the total number of epochs")
+    parser.add_argument(
+        "--epochs", type=parse_count, help="the total number of epochs; with --clone, the clone's"
+    )
     parser.add_argument(
         "--trials", type=parse_numbers, metavar="N,N,...", help="only these, whatever their status"
     )
@@ -276,6 +278,9 @@ def resume(options: argparse.Namespace) -> int:
     settings["progress"] = parse_progress(options.progress)
     if options.clone is not None:
         settings["actions"] = [clone_of(options, options.clone)]
+        del settings["epochs"]  # they are the clone's
+    elif options.set or options.after is not None or options.cold or options.anyway:
+        raise InputError("--set, --after, --cold and --anyway are of a clone: give --clone N, too")
     with use_arguments(arguments_of(options.run, options.build)):
         return _train(lambda: cerebro.resume(options.run, build_of(options.build), **settings))
 

@@ -28,7 +28,6 @@ def add(commands: Any) -> None:
     parser.add_argument("--trial", type=parse_count, required=True, metavar="N", help="its parent")
     clone_options(parser)
     parser.add_argument("--epochs", type=parse_count, help="train until these are done in total")
-    parser.add_argument("--anyway", action="store_true", help="even if only the seed differs")
     parser.add_argument("--stop-parent", action="store_true", help="then stop the parent")
     parser = new_command(commands, "add", add_trial, "add a configuration to a live run")
     parser.add_argument("run", help="the run's folder")
@@ -59,6 +58,7 @@ def clone_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cold", action="store_true", help="take only the configuration, and begin anew"
     )
+    parser.add_argument("--anyway", action="store_true", help="even if only the seed differs")
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
@@ -82,20 +82,27 @@ def clone_of(options: argparse.Namespace, trial: int) -> control.Command:
     """Return the request that a command's options describe."""
     if options.cold and options.after is not None:
         raise InputError("--after and --cold exclude each other: a cold clone begins anew")
-    return control.Clone(trial, parse_settings(options.set), after=options.after, cold=options.cold)
-
-
-def clone(options: argparse.Namespace) -> int:
-    if options.cold and options.after is not None:
-        raise InputError("--after and --cold exclude each other: a cold clone begins anew")
-    number = control.clone(
-        options.run,
-        options.trial,
-        parse_settings(options.set),
+    changes = parse_settings(options.set)
+    return control.Clone(
+        trial,
+        changes,
         after=options.after,
         epochs=options.epochs,
         cold=options.cold,
         anyway=options.anyway,
+    )
+
+
+def clone(options: argparse.Namespace) -> int:
+    command = clone_of(options, options.trial)
+    number = control.clone(
+        options.run,
+        options.trial,
+        command.changes,
+        after=command.after,
+        epochs=command.epochs,
+        cold=command.cold,
+        anyway=command.anyway,
     )
     print(f"{options.run}: trial {number} is a clone of trial {options.trial}")
     if options.stop_parent:
@@ -138,6 +145,7 @@ def describe_action(action: ActionRecord) -> str:
         action.changes,
         after=None if action.epoch is None else action.epoch + 1,
         epochs=action.epochs,
+        cold=action.child is not None and action.trial is not None and action.epoch is None,
     )
     child = "" if action.child is None else f" -> trial {action.child}"
     when = rough_duration(action.time)

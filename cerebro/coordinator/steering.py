@@ -26,11 +26,11 @@ from cerebro.coordinator.trials import LiveTrials, make_recordable
 from cerebro.errors import CerebroError, InputError, one_line
 from cerebro.run.records import ENDED, ActionRecord, TrialRecord, strip_study
 from cerebro.run.settings import Settings
-from cerebro.run.store import Store
+from cerebro.run.store import Store, encode
 from cerebro.run.store.writing import size_of
 from cerebro.searchers.base import Suggestion
 from cerebro.space import Space
-from cerebro.space.dimensions import Choice
+from cerebro.space.dimensions import Choice, Dimension, Integer, LogUniform, Uniform
 from cerebro.worker import messages
 
 MAX_ROWS = 10_000
@@ -190,7 +190,7 @@ class Steering:
             record = trial.record
             self.record(
                 command,
-                "done",
+                self._note_outside(record.config, command.changes or {}),
                 child=record.number,
                 epoch=record.parent_epoch,
                 epochs=record.target_epochs,
@@ -282,6 +282,19 @@ class Steering:
             stream=self._trained.next_stream(by_user=True),
             clone_of=clone_of,
         )
+
+    def _note_outside(self, config: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+        """Return the outcome "done", with the given values that are outside the space."""
+        dimensions: dict[str, list[Any]] = {}
+        for node in [] if self._space is None else self._space.nodes:
+            dimensions.setdefault(".".join(node.path), []).append(node.dimension)
+        outside = [
+            f"{name}={value_of(config, name)!r}"
+            for name in given
+            if name in dimensions
+            and all(is_outside(each, value_of(config, name)) for each in dimensions[name])
+        ]
+        return f"done: outside the space: {', '.join(outside)}" if outside else "done"
 
     # --- what is wrong with a request ------------------------------------------------
 
@@ -425,6 +438,15 @@ def check_names(given: Mapping[str, Any], known: Sequence[str], what: str) -> No
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
             raise InputError(f"{name} is not a setting of {what}: {hint}")
+
+
+def is_outside(dimension: Dimension, value: Any) -> bool:
+    """Return whether a dimension never has a value."""
+    if isinstance(dimension, (Uniform, LogUniform, Integer)):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return not (is_number and dimension.low <= value <= dimension.high)
+    # As JSON, which has no tuples.
+    return isinstance(dimension, Choice) and encode(value) not in map(encode, dimension.options)
 
 
 def value_of(config: Mapping[str, Any], name: str) -> Any:

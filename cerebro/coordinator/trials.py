@@ -583,7 +583,7 @@ class KeptStates:
             return
         best = self._best_epoch(record) if self._keep == "best" else None
         for number in sorted(set(epochs) - {last.epoch, best, for_clones}):
-            if self._needed[record.number, number] > 0 or (record.number, number) in self._pinned:
+            if self._needed[record.number, number] > 0 or (record.key, number) in self._pinned:
                 continue
             epoch = epochs.pop(number)
             assert epoch.state_file is not None

@@ -9,7 +9,7 @@ from cerebro.errors import CerebroError, one_line
 from cerebro.model import framework_of
 from cerebro.run.records import strip_study
 from cerebro.worker.messages import CheckTask
-from cerebro.worker.models import explain_lost_place, load_clone
+from cerebro.worker.models import check_place, load_clone
 from cerebro.worker.runner import UnitRunner
 
 
@@ -27,12 +27,10 @@ def find_misfits(runner: UnitRunner, task: CheckTask, model: Any) -> tuple[str, 
             f"{names} makes the optimizer {now}, and the parent's is {before}, whose moments are "
             "others: clone it cold",
         )
-    problem = explain_lost_place(model, runner.context.batches, of.config, strip_study(task.config))
-    if problem is not None:
-        return (f"{problem}: clone it cold",)
-    if framework_of(model) != "torch":
-        return _compare_shapes(parent.state_dict(), model.state_dict(), names)
     try:
+        check_place(model, runner.context.batches, of.config, strip_study(task.config))
+        if framework_of(model) != "torch":
+            return _compare_shapes(parent.state_dict(), model.state_dict(), names)
         load_clone(model, parent.state_dict(), strip_study(task.config), rebuild=lambda _: parent)
     except CerebroError as error:
         text = str(error).replace("the configuration changes", f"{names} changes")

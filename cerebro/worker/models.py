@@ -25,7 +25,7 @@ from cerebro.data.batches import make_trusted_loader
 from cerebro.data.depots import MovedBatches
 from cerebro.data.order import Cut, EpochOrder
 from cerebro.data.validation import UnfitDataError, find_unfit_columns
-from cerebro.errors import CerebroError, InputError, text_of
+from cerebro.errors import CerebroError, InputError, StateError, text_of
 from cerebro.machine import flags, generators
 from cerebro.machine.devices import is_gpu, is_short_of_gpu_memory, set_build_device
 from cerebro.machine.guard import guard_trial
@@ -263,22 +263,21 @@ def make_info(
     return info
 
 
-def explain_lost_place(
+def check_place(
     model: Any, batches: Batches, before: Mapping[str, Any], now: Mapping[str, Any]
-) -> str | None:
-    """Return why a clone's schedule would go on in the wrong place; None if it does not.
+) -> None:
+    """Raise StateError if a clone's schedule would go on in the wrong place.
 
-    A schedule that counts batches, and whose count the model cannot convert, would with another
-    batch size be elsewhere than after the parent's epochs.
+    That is so with another batch size if the schedule counts batches and the model cannot convert
+    their number.
     """
     schedule = getattr(model, "batch_schedule", None)
     sizes = [batches.make_cut(config).batch_size for config in (before, now)]
-    if schedule is None or sizes[0] == sizes[1]:
-        return None
-    return (
-        f"another batch size ({sizes[1]} instead of {sizes[0]}) would move the clone's schedule, "
-        f"{schedule}, which counts batches, to another place"
-    )
+    if schedule is not None and sizes[0] != sizes[1]:
+        raise StateError(
+            f"another batch size ({sizes[1]} instead of {sizes[0]}) would move the clone's "
+            f"schedule, {schedule}, which counts batches, to another place"
+        )
 
 
 def load_clone(

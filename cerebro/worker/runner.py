@@ -436,7 +436,7 @@ class UnitRunner:
         sums = end_training(live.model, result, live.progress)
         loss, weight = sums.sums.get("loss", (0.0, 0.0))
         if weight and not math.isfinite(loss):
-            before = order.batches_before(task.trial, task.epoch, task.step, cut)
+            before = order.batches_before(task.key, task.epoch, task.step, cut)
             first = result.not_finite.get("loss")
             cause = self._find_cause_in_data(live, task, training=True)
             what = user_errors.describe_divergence(task.epoch, before, loss / weight, first)
@@ -609,17 +609,9 @@ class UnitRunner:
                 apply_settings(live.libraries)
 
         def load(live: LiveModel) -> None:
-            batches, config = self.context.batches, strip_study(task.config)
-            problem = models.explain_lost_place(live.model, batches, clone_of.config, config)
-            if problem is not None:
-                raise StateError(problem)
-            models.load_clone(
-                live.model,
-                state,
-                config,
-                epoch=task.epoch,
-                rebuild=rebuild_parent,
-            )
+            config = strip_study(task.config)
+            models.check_place(live.model, self.context.batches, clone_of.config, config)
+            models.load_clone(live.model, state, config, epoch=task.epoch, rebuild=rebuild_parent)
 
         with self.use_settings():
             live = models.load_or_rebuild(live, load, lambda: self._build_for(task), task.epoch - 1)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import cerebro
-from tests.integration.steered import EPOCHS, MADE, clone_with
+from cerebro.searchers import PBT
+from tests.integration.steered import BASE, DATA, EPOCHS, MADE, build, clone_with
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -93,3 +94,36 @@ def test_the_parents_state_is_not_changed_by_what_its_clones_change(tmp_path):
     cloned = clone_with(tmp_path / "cloned", [{"w1": 9.0}, {"batch_size": 8}, {"opt": "adamw"}])
     hashes = [[epoch["state_hash"] for epoch in r.trials[0].history] for r in (plain, cloned)]
     assert hashes[0] == hashes[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pbt_that_mutates_the_batch_size_has_each_clone_at_its_own_place(tmp_path, workers):
+    space = {**{name: [value] for name, value in BASE.items()}, "batch_size": [8, 16, 32]}
+    result = cerebro.search(
+        *(build, space, DATA),
+        epochs=EPOCHS,
+        n_trials=4,
+        validation=0.25,
+        searcher=PBT(interval=2, quantile=0.5, mutate=["batch_size"]),
+        workers=workers,
+        keep="all",
+        run=tmp_path / "run",
+        progress=False,
+    )
+    clones = [trial for trial in result.trials if trial.parent is not None]
+    sizes = {
+        (result.trials[trial.parent].config["batch_size"], trial.config["batch_size"])
+        for trial in clones
+    }
+    assert any(before != now for before, now in sizes), sizes
+    for trial in result.trials:
+        assert trial.status in ("finished", "stopped"), trial.error
+        per_epoch = 96 // trial.config["batch_size"]
+        first, last = trial.history[0]["epoch"], trial.history[-1]["epoch"]
+        for at in {first, last}:
+            _, optimizer, scheduler = made_by(trial, at)
+            group, done = optimizer.param_groups[0], (at + 1) * per_epoch
+            expected = own_schedule(0.05, EPOCHS * per_epoch, done)
+            assert (group["lr"], group["momentum"]) == expected
+            assert scheduler.last_epoch == done
+    assert all(cerebro.replay(result, trial).identical for trial in clones[-2:])

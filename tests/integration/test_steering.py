@@ -16,6 +16,7 @@ from cerebro import control
 from cerebro.cli import main
 from cerebro.errors import InputError
 from cerebro.run.store import read_actions, reader
+from cerebro.searchers import Decision, Searcher
 from tests.integration.steered import BASE, DATA, build
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -94,7 +95,11 @@ def test_trials_of_the_user_change_no_other_trial(tmp_path, name, workers):
     settings = SEARCHERS[name]
     plain = steer(tmp_path / "plain", **settings)
     steered = steer(tmp_path / "steered", FEW, **{**settings, "workers": workers})
-    assert [action.outcome for action in actions(steered)] == ["done"] * 3
+    assert sorted(action.outcome for action in actions(steered)) == [
+        "done",
+        "done: outside the space: lr=0.3",
+        "done: outside the space: lr=0.5",
+    ]
     assert hashes(steered) == hashes(plain)
     mine = [trial for trial in steered.trials if trial.record.origin == "user"]
     assert [trial.status for trial in mine] == ["finished"] * 3
@@ -153,7 +158,10 @@ def test_a_clone_has_its_parents_state_and_only_other_settings(tmp_path):
         ((5, 3), control.Clone(5, {"lr": 0.001, "w1": 3.0}, epochs=6)),
     ]
     result = steer(tmp_path / "run", calls)
-    assert [action.outcome for action in actions(result)] == ["done"] * 2
+    assert [action.outcome for action in actions(result)] == [
+        "done: outside the space: batch_size=8",
+        "done: outside the space: w1=3.0",
+    ]
     first, second = result.trials[5:]
     assert (first.parent, first.parent_epoch, second.parent) == (0, 0, 5)
     assert first.config == {**result.trials[0].config, "batch_size": 8}
@@ -246,6 +254,7 @@ def test_the_functions_and_the_command_line_answer(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 7
     assert "clone --trial 0 --set lr=0.02" in lines[1] and "trial 5  done" in lines[1]
+    assert "--set lr=0.5 w1=2 --cold --epochs 3 -> trial 7" in "".join(lines)
     assert main(["actions", str(run), "--json"]) == 0
     assert [row["verb"] for row in json.loads(capsys.readouterr().out)] == [
         *("pause", "clone", "add", "clone", "clone", "clone", "unpause"),
@@ -463,3 +472,48 @@ def test_the_command_resumes_with_a_clone(tmp_path, capsys):
     assert (result.trials[5].parent, result.trials[5].parent_epoch) == (2, 0)
     assert main([*words, "lrr=0.02"]) == 1
     assert "did you mean lr" in capsys.readouterr().err
+    assert main([*words, "lr=0.02", "--epochs", "6"]) == 0
+    longer = cerebro.open(run).trials
+    assert [trial.epoch for trial in longer] == [4, 4, 4, 4, 4, 4, 6]
+    assert (longer[6].parent, longer[6].parent_epoch) == (2, 3)
+    assert main(["resume", run, "--build", file, "--set", "lr=0.02"]) == 1
+    assert "give --clone N, too" in capsys.readouterr().err
+
+
+class Pinning(Searcher):
+    """Keeps the first state of its second trial, which begins late."""
+
+    adaptive = True
+    pinned = frozenset({(1, 0)})
+
+    def __init__(self):
+        self.begun, self.ready = 0, False
+
+    def suggest(self):
+        if self.begun == 2:
+            return cerebro.DONE
+        if self.begun == 1 and not self.ready:
+            return None
+        self.begun += 1
+        return cerebro.Suggestion({**BASE, "lr": 0.01 * self.begun})
+
+    def report(self, trial, epoch, metrics):
+        self.ready |= epoch == 2
+        return Decision.CONTINUE
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        """Nothing: no run with it is resumed."""
+
+
+def test_what_a_searcher_pins_is_its_own_trial(tmp_path):
+    calls = [((0, 1), control.Add({**BASE, "lr": 0.3}))]
+    result = steer(tmp_path / "run", calls, searcher=Pinning(), keep="last")
+    assert [trial.record.origin for trial in result.trials] == ["searcher", "user", "searcher"]
+    kept = [
+        [epoch.epoch for epoch in trial.record.epochs if epoch.state_file is not None]
+        for trial in result.trials
+    ]
+    assert kept == [[3], [3], [0, 3]]

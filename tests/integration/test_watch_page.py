@@ -112,7 +112,9 @@ def test_a_search_is_watched_steered_and_proved(page: Page, tmp_path: Path) -> N
             page.click("#go")
             asked = time.monotonic()
             page.wait(f"run.info.trials === {before + 1}")
-            assert time.monotonic() - asked < 10  # two seconds on a machine that has nothing else
+            seconds = time.monotonic() - asked
+            print(f"the clone appeared after {seconds:.2f} s")
+            assert seconds < 10  # two seconds on a machine that has nothing else
             clone = before
             page.wait(f"{ROW.format(clone)}?.querySelector('.lin').textContent.startsWith('↳ ')")
             page.wait("run.info.status === 'finished'", 120)

@@ -80,13 +80,13 @@ async function showClone(number) {
   if (!trial) return;
   openTrial = null;
   const body = openDialog(`Clone trial ${number}`);
-  body.append(node("p", { class: "dim" }, `${describeTrial(trial)}. The trial itself trains on unchanged.`));
+  body.append(node("p", { class: "dim" }, `${describeTrial(trial)}. The trial itself ${isOpen(trial) ? "trains on" : "stays"} unchanged.`));
   const latest = run.info.adaptive ? "the last reported epoch" : "the last finished epoch";
   const after = node("select", { "aria-label": "after which epoch" }, node("option", { value: "" }, latest));
   const warm = node("input", { type: "radio", name: "start", value: "warm", checked: trial.done > 0, disabled: trial.done === 0 });
   const cold = node("input", { type: "radio", name: "start", value: "cold", checked: trial.done === 0 });
   const { rows, box } = settingRows(trial.config, true);
-  const until = node("input", { type: "number", min: 1, max: 1000000, value: trial.target });
+  const until = node("input", { type: "number", min: 1, max: 1000000, value: trial.done < trial.target ? trial.target : trial.done + run.info.epochs });
   const stop = node("input", { type: "checkbox", disabled: !isOpen(trial) });
   const problem = node("p", { class: "warn", role: "alert", hidden: true });
   const shown = node("code", { class: "cmd" });
@@ -109,7 +109,7 @@ async function showClone(number) {
     if (+until.value !== trial.target) { request.epochs = +until.value; words.push("--epochs", until.value); }
     if (stop.checked) { request.stop_parent = true; words.push("--stop-parent"); }
     const refused = wrong ?? (Number.isInteger(+until.value) && +until.value > (isCold ? 0 : +after.value || 0) ? null : "train until a later epoch than the one it begins after")
-      ?? (Object.keys(changes).length ? null : "");
+      ?? (Object.keys(changes).length || request.epochs ? null : "");
     problem.hidden = !refused;
     problem.textContent = plain(refused ?? "");
     go.disabled = refused !== null;
