@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cerebro.errors import CerebroError, one_line
-from cerebro.model import framework_of
+from cerebro.model import BaseModel, framework_of
 from cerebro.run.records import strip_study
 from cerebro.worker.messages import CheckTask
 from cerebro.worker.models import check_place, load_clone
@@ -30,7 +30,9 @@ def find_misfits(runner: UnitRunner, task: CheckTask, model: Any) -> tuple[str, 
     try:
         check_place(model, runner.context.batches, of.config, strip_study(task.config))
         if framework_of(model) != "torch":
-            return _compare_shapes(parent.state_dict(), model.state_dict(), names)
+            misfit = _compare_shapes(parent.state_dict(), model.state_dict(), names)
+            if misfit or not isinstance(model, BaseModel):
+                return misfit
         load_clone(model, parent.state_dict(), strip_study(task.config), rebuild=lambda _: parent)
     except CerebroError as error:
         text = str(error).replace("the configuration changes", f"{names} changes")

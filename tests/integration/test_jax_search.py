@@ -323,6 +323,8 @@ def test_a_clone_with_another_batch_size_is_refused_where_a_schedule_counts_batc
             plain, build_with_rate, actions=[Clone(numbers[0.1], {"batch_size": 25}, **more)]
         )
     assert len(cerebro.open(plain.path).trials) == 2
+    with pytest.raises(cerebro.InputError, match=r"the state has optimizer/1/count.*clone it cold"):
+        cerebro.resume(plain, build_with_rate, actions=[Clone(numbers[0.1], {"lr": 0.05}, **more)])
     # Without a schedule, nothing is at another place.
     clone = Clone(numbers[0.01], {"batch_size": 25}, **more)
     result = cerebro.resume(plain, build_with_rate, actions=[clone])

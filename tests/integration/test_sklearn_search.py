@@ -13,6 +13,7 @@ import pytest
 
 import cerebro
 import cerebro._core as _core
+from cerebro.control import Clone
 from cerebro.errors import InputError, RunError
 from cerebro.machine import generators
 
@@ -615,3 +616,29 @@ def test_steps_may_have_pandas_output(workers: int, everywhere: bool) -> None:
 def _reads_names(estimator: Any, x: Any, y: Any) -> float:
     assert list(estimator[-1].feature_names_in_) == ["x0", "x1", "x2", "x3"]
     return float(len(estimator[:-1].transform(x).columns))
+
+
+def test_a_warm_clone_with_other_sizes_is_refused(tmp_path):
+    def build(config):
+        estimator = MLPClassifier((config["width"],), learning_rate_init=config["lr"])
+        return cerebro.sklearn.Model(estimator)
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 4))
+    result = cerebro.search(
+        build,
+        {"lr": [0.01], "width": [8]},
+        (x, (x[:, 0] > 0).astype(int)),
+        epochs=1,
+        batch_size=20,
+        searcher="grid",
+        workers=0,
+        run=tmp_path / "run",
+        progress=False,
+    )
+    with pytest.raises(cerebro.InputError, match=r"width changes .*from \(8,\) to \(4,\): clone"):
+        cerebro.resume(result, build, actions=[Clone(0, {"width": 4}, epochs=2)])
+    result = cerebro.resume(result, build, actions=[Clone(0, {"lr": 0.1}, epochs=2)])
+    assert [trial.status for trial in result.trials] == ["finished"] * 2
+    result = cerebro.resume(result, build, actions=[Clone(0, {"width": 4}, cold=True)])
+    assert len(result.trials[2].load().estimator.coefs_[1]) == 4

@@ -295,7 +295,13 @@ class Model(BaseModel):
         for name, step in steps.items():
             _load(step, states[name])
 
-    def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    def load_clone(
+        self,
+        state: Mapping[str, Any],
+        config: Mapping[str, Any],
+        *,
+        rebuild: Callable[[bool], Any] | None = None,
+    ) -> None:
         """Continue from another trial's state with this trial's hyperparameters.
 
         Fitted attributes come from the parent, including the moments and the number of steps of a
@@ -304,8 +310,13 @@ class Model(BaseModel):
         ``learning_rate="adaptive"`` has lowered the parent's learning rate, this trial's learning
         rate is lower by the same factor. If the parent has another ``solver``, the optimizer starts
         afresh.
+
+        Raise StateError if the estimator has other sizes than the parent, which `rebuild` builds
+        again: fitted attributes would keep the parent's.
         """
         steps = [step for _, step in steps_of(self.estimator)]
+        if rebuild is not None:
+            _check_sizes(steps, [step for _, step in steps_of(rebuild(False).estimator)])
         random_states = [getattr(step, "random_state", None) for step in steps]
         self.load_state_dict(state)
         for step, random_state in zip(steps, random_states, strict=True):
@@ -453,6 +464,14 @@ def _load(estimator: Any, state: Mapping[str, Any]) -> None:
         setattr(estimator, name, getattr(estimator, source).reshape(shape))
     if kind == "MiniBatchKMeans":
         estimator._n_threads = _openmp_effective_n_threads()
+
+
+def _check_sizes(steps: Sequence[Any], of_parent: Sequence[Any]) -> None:
+    for step, before in zip(steps, of_parent, strict=False):
+        for name in ("hidden_layer_sizes", "n_clusters", "n_components"):
+            sizes = [getattr(each, name, None) for each in (before, step)]
+            if sizes[0] != sizes[1]:
+                raise StateError(f"the configuration changes {name} from {sizes[0]} to {sizes[1]}")
 
 
 def _set_optimizer(estimator: Any) -> None:
