@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import cerebro
@@ -423,6 +427,7 @@ def test_a_killed_run_goes_on_with_the_trials_of_the_user(tmp_path):
 KILLED_LATER = """
 import os, signal
 from pathlib import Path
+from types import SimpleNamespace
 from tests.integration.test_steering import FEW, AtEpoch, put, steer
 run, ends = Path({run!r}), []
 class Die(AtEpoch):
@@ -517,3 +522,83 @@ def test_what_a_searcher_pins_is_its_own_trial(tmp_path):
         for trial in result.trials
     ]
     assert kept == [[3], [3], [0, 3]]
+
+
+def test_a_disk_that_is_short_refuses_a_warm_clone_only(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    usage = shutil.disk_usage(tmp_path)
+
+    def ask():
+        monkeypatch.setattr(
+            "cerebro.coordinator.steering.shutil",
+            SimpleNamespace(disk_usage=lambda folder: usage._replace(free=1000)),
+        )
+        put(run, control.Clone(0, {"lr": 0.02}))
+        put(run, control.Clone(0, {"lr": 0.02}, cold=True))
+
+    result = steer(run, callbacks=[AtEpoch({(0, 2): ask})])
+    warm, cold = (action.outcome for action in actions(result))
+    assert re.fullmatch(r"refused: its states take [\d,]+ bytes, and the disk has 1,000 left", warm)
+    assert cold == "done"
+    assert [trial.record.origin for trial in result.trials[5:]] == ["user"]
+
+
+class Breaking:
+    """Its loss is not finite from its third epoch on."""
+
+    framework = "numpy"
+
+    def __init__(self, lr):
+        self.lr, self.epochs = lr, 0
+
+    def begin_epoch(self, epoch):
+        self.epochs = epoch
+
+    def train_batch(self, batch):
+        return {"loss": float("nan") if self.lr > 0.5 and self.epochs >= 2 else 1.0}
+
+    def eval_batch(self, batch):
+        return {"loss": 1.0}
+
+    def state_dict(self):
+        return {"lr": np.array(self.lr)}
+
+    def load_state_dict(self, state):
+        """Take only the progress, of which there is none."""
+
+
+def test_a_trial_that_has_diverged_is_cloned_from_before(tmp_path):
+    run = tmp_path / "run"
+    calls = [
+        (
+            (1, 1),
+            control.Clone(0, {"lr": 0.1}),
+            control.Clone(0, {"lr": 0.1}, after=1),
+            control.Clone(0, {"lr": 0.1}, after=3),
+        )
+    ]
+    requests = {
+        when: lambda sent=sent: [put(run, command) for command in sent] for when, *sent in calls
+    }
+    result = cerebro.search(
+        lambda config: Breaking(config["lr"]),
+        {"lr": [0.9, 0.2]},
+        DATA,
+        searcher="grid",
+        epochs=4,
+        width=1,
+        batch_size=16,
+        workers=0,
+        keep="all",
+        run=run,
+        callbacks=[AtEpoch(requests)],
+        progress=False,
+    )
+    assert [trial.status for trial in result.trials] == ["diverged", "finished", "finished"]
+    last, before, after = (action.outcome for action in actions(result))
+    assert last == (
+        "refused: trial 0 has diverged: give after=, an epoch before that, or clone it cold"
+    )
+    assert before == "done: outside the space: lr=0.1"
+    assert after == "refused: trial 0 has done 2 epochs, not 3"
+    assert (result.trials[2].parent, result.trials[2].parent_epoch) == (0, 0)
