@@ -35,7 +35,8 @@ class Info:
     batch_size
         Rows per training batch.
     trial
-        The trial's number.
+        The trial's number. Trials that users add to a running search count, too: take random
+        numbers from `seed`, which no other trial changes.
     seed
         The seed that `random`, NumPy and torch were seeded with before `build`.
     device
