@@ -271,7 +271,8 @@ test_forgotten_trials_leave_their_room(void)
                          CER_INVALID);
         }
         window[at] = number;
-        OK(cer_schedule_add_trial(s, number, number, n % 9 + 1, n % 9, 0, &err));
+        OK(cer_schedule_add_trial(s, number, number, n % 9 + 1, n % 9, 0,
+                                  &err));
         for (uint32_t i = 0; n >= WINDOW && i < WINDOW; i++) {
             OK(cer_schedule_position(s, window[i], &unit, &err));
             CHECK_EQ_INT(unit.trial, window[i]);
@@ -563,7 +564,8 @@ begin_search(search *r, uint64_t seed)
         r->epochs[i] = 1 + (uint32_t)cer_rng_below(&r->rng, 3);
         r->done[i] = (uint32_t)cer_rng_below(&r->rng, steps_of(r));
         r->cost[i] = 1.0 + 9.0 * cer_rng_double(&r->rng);
-        OK(cer_schedule_add_trial(r->s, i, i, r->epochs[i], 0, r->done[i], &err));
+        OK(cer_schedule_add_trial(r->s, i, i, r->epochs[i], 0, r->done[i],
+                                  &err));
     }
 }
 
