@@ -65,6 +65,7 @@ _PLACES = {
 _RARE_PLACES = {
     "api.plan": ("Plan", "plan"),
     "api.retrain": ("Replay", "refit", "replay"),
+    "api.run": ("Run",),
     "searchers": ("TPE", "GaussianProcess"),
 }
 """Those that are imported on first use."""
@@ -96,8 +97,8 @@ _MODULE_OF = {
     for name in names
 }
 
-# Names for ``from cerebro import *``, without `open`, which would replace the built-in, and without
-# the modules that need a framework.
+# Names for ``from cerebro import *``, without `open`, which would replace the built-in, without
+# `last`, which changes, and without the modules that need a framework.
 __all__ = sorted({*_MODULE_OF, "transforms", "trial_seed", "visit_order"} - {"open"})
 
 
@@ -110,6 +111,10 @@ def __getattr__(name: str) -> Any:
         return value
     if name in _MODULES:
         return importlib.import_module(f"cerebro.{name}")
+    if name == "last":  # not kept here: it changes
+        from cerebro.results.result import last_result
+
+        return last_result()
     if name == "__version__":
         from cerebro.machine.environment import version
 
@@ -119,7 +124,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Return the public names, without modules that happen to be imported."""
-    return sorted({*__all__, *_MODULES, "open", "__version__"})
+    return sorted({*__all__, *_MODULES, "open", "last", "__version__"})
 
 
 # A command imports only what it needs, so that the demo can start its workers before the rest is

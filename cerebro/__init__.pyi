@@ -26,6 +26,7 @@ from cerebro.api.resume import resume as resume
 from cerebro.api.retrain import Replay as Replay
 from cerebro.api.retrain import refit as refit
 from cerebro.api.retrain import replay as replay
+from cerebro.api.run import Run as Run
 from cerebro.api.search import search as search
 from cerebro.data import Dataset as Dataset
 from cerebro.data import images as images
@@ -66,4 +67,5 @@ from cerebro.space import uniform as uniform
 from cerebro.space import when as when
 
 __version__: str
+last: Result | None
 open = open_run

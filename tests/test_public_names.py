@@ -29,7 +29,7 @@ def in_new_process(program: str) -> object:
 def test_dir_shows_the_public_names_and_nothing_else() -> None:
     import cerebro.coordinator.search_loop
 
-    assert set(dir(cerebro)) == {*cerebro.__all__, *MODULES, "open", "__version__"}
+    assert set(dir(cerebro)) == {*cerebro.__all__, *MODULES, "open", "last", "__version__"}
 
 
 @pytest.mark.parametrize("name", sorted(set(cerebro.__all__) | (MODULES - {"jax", "keras"})))
@@ -113,7 +113,7 @@ def test_a_command_imports_only_what_it_needs() -> None:
 def test_importing_cerebro_in_a_program_loads_all_public_names() -> None:
     program = "import json, cerebro; print(json.dumps([*vars(cerebro)]))"
     assert set(cerebro.__all__) | {"open"} <= set(in_new_process(program)) | {
-        "GaussianProcess", "Plan", "Replay", "TPE", "plan", "refit", "replay",
+        "GaussianProcess", "Plan", "Replay", "Run", "TPE", "plan", "refit", "replay",
     }  # fmt: skip
 
 

@@ -46,7 +46,7 @@ from cerebro.machine.guard import refuse
 from cerebro.machine.libraries import KERAS
 from cerebro.machine.objects import Objects, is_url
 from cerebro.report.displays import announce, shows_progress
-from cerebro.results.result import Result
+from cerebro.results.result import Result, note_last
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.folder import sweep_states
 from cerebro.run.mirror import download
@@ -159,7 +159,7 @@ def resume(
         if is_over(saved, request):
             record_new_places(saved, data, validation)
             clean_up(saved)
-            return Result(saved.path, build=build)
+            return note_last(Result(saved.path, build=build))
         as_before = executor is None and workers is None
         announce(progress, before["workers"] if as_before else workers)
         settings = settings_of(
@@ -223,16 +223,11 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
     trials, if the searcher cannot add trials, or if another process trains the run.
     """
     saved = SavedRun(settings.folder, build=settings.build)
+    check_same(saved, settings)  # before it is said that another process trains it
     with Owner.take_over(saved.folder) as owner:
         check_whole_store(saved.folder)
         saved.refresh()
-        differences = list(find_differences(saved, settings))
-        if differences:
-            raise InputError(
-                f"the run in {saved.path} started with other settings: {'; '.join(differences)}. "
-                "Give the same to resume it, or start a new run with another run= or "
-                "if_exists='new'"
-            )
+        check_same(saved, settings)
         before = saved.settings
         epochs, n_trials = settings.limits.epochs, settings.limits.n_trials
         further = epochs if epochs != before["epochs"] else None
@@ -240,9 +235,18 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
         request = ResumeRequest(further, trials_per_config=saved.trials_per_config, more=more)
         if is_over(saved, request):
             clean_up(saved)
-            return Result(settings.folder, build=settings.build)
+            return note_last(Result(settings.folder, build=settings.build))
         saved.recipe.warn_if_changed(settings.build)
         return train_rest(saved, owner, settings, request, searcher)
+
+
+def check_same(saved: SavedRun, settings: Settings) -> None:
+    differences = list(find_differences(saved, settings))
+    if differences:
+        raise InputError(
+            f"the run in {saved.path} started with other settings: {'; '.join(differences)}. "
+            "Give the same to resume it, or start a new run with another run= or if_exists='new'"
+        )
 
 
 def is_over(saved: SavedRun, request: ResumeRequest) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from cerebro.api.background import may_return_run, start_search
 from cerebro.api.check import ask_worker
 from cerebro.api.lanes import choose_lanes, describe_lanes, usable_memory
 from cerebro.api.resume import resume_search
@@ -73,6 +74,7 @@ from cerebro.space import Space, as_space
 from cerebro.worker.messages import CheckDone, CheckTask, RunFolders
 
 
+@may_return_run
 @explain_keywords(SEARCH)
 @shows_progress
 def search(
@@ -113,6 +115,7 @@ def search(
     executor: Executor | None = None,
     workers_per_device: int | None = None,
     shuffle: Shuffle | None = None,
+    background: bool = False,
 ) -> Result:
     """Train many configurations over one dataset and find the best.
 
@@ -249,10 +252,17 @@ def search(
         (`cerebro.torch.Model` with ``graph=True``), as many as there are trials and as fit in half
         of the GPU's free memory; 1 for all other models. It does not change the states.
 
+    background
+        Search in a process of its own, which outlives this one, and return a `cerebro.Run` once
+        training has begun; mistakes raise before that. The process gets copies of the arguments:
+        callbacks and a searcher's object here do not change. Its output is in ``background.log`` in
+        the run's folder. With ``if_exists="resume"``, a run that is live is returned as it is.
+
     Returns
     -------
     Result
         The run's result, with the best trial and all others; `cerebro.open` opens it again later.
+        With ``background=True``, a `cerebro.Run`, whose ``result()`` waits for it.
 
     Raises
     ------
@@ -265,8 +275,12 @@ def search(
     CorruptDataError
         If a data file does not match its manifest.
     """
+    arguments = dict(locals())
     refuse("cerebro.search")
     show: Any = progress  # a display, from `shows_progress`
+    if background:
+        started: Any = start_search(arguments, show)
+        return started  # type: ignore[no-any-return]  # see `may_return_run`
     with write_rows(data, validation, run, if_exists, show.phase) as (data, validation, run):
         check_build(build)
         check_one_of("select", select, ("best", "last"))

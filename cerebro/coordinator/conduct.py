@@ -42,7 +42,7 @@ from cerebro.machine.signals import TERMINATED, Terminated, defer_interrupts, ra
 from cerebro.report.displays import make_progress
 from cerebro.report.findings import offer_graph
 from cerebro.report.format import count_noun
-from cerebro.results.result import Result
+from cerebro.results.result import Result, note_last
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.folder import OwnedRun, make_run, sweep_states
 from cerebro.run.settings import Settings
@@ -133,7 +133,7 @@ def conduct(
             hooks.notify("on_run_end", result)
         finally:
             hooks.close()
-        return result
+        return note_last(result)
 
 
 def require_metrics(settings: Settings, model: ModelFacts) -> None:
@@ -261,6 +261,7 @@ def close_store(opened: OwnedRun, state_dir: Path) -> None:
 def complete_error(error: BaseException, result: Result) -> None:
     """Add the run's result to the error that ended it or, after Ctrl-C, how to resume the run."""
     result.refresh()
+    note_last(result)
     if isinstance(error, RunError):
         error.result = result
     elif isinstance(error, KeyboardInterrupt):

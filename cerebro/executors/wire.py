@@ -66,13 +66,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 def pickle_context(context: object) -> bytes:
     """Pickle the run's context for workers; raise InputError if ``build`` cannot be sent."""
-    out = io.BytesIO()
-    # `multiprocessing` gives the program's main module this name in a new process.
-    for name in {*sent_whole, *list_unfindable_modules(), "__mp_main__"} & sys.modules.keys():
-        cloudpickle.register_pickle_by_value(sys.modules[name])
     try:
-        _Pickler(out).dump(context)
-    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        return pickle_by_value(context)
+    except UNSENDABLE as error:
         text = (
             f"build cannot be sent to worker processes ({error}): create the objects that it needs "
             "inside build"
@@ -85,6 +81,19 @@ def pickle_context(context: object) -> bytes:
                 "can copy"
             )
         raise InputError(f"{text}, or train in this process with workers=0") from error
+
+
+UNSENDABLE = (TypeError, AttributeError, pickle.PicklingError)
+"""What `pickle_by_value` raises for an object that cannot be pickled."""
+
+
+def pickle_by_value(value: object) -> bytes:
+    """Pickle what another process gets, with the code that it would not find by name."""
+    out = io.BytesIO()
+    # `multiprocessing` gives the program's main module this name in a new process.
+    for name in {*sent_whole, *list_unfindable_modules(), "__mp_main__"} & sys.modules.keys():
+        cloudpickle.register_pickle_by_value(sys.modules[name])
+    _Pickler(out).dump(value)
     return out.getvalue()
 
 

@@ -24,7 +24,14 @@ from typing import Any
 
 from cerebro.errors import InputError
 from cerebro.machine.imports import OWN_PREFIX, ask_finders, is_installed, loaded
-from cerebro.machine.program import Program, digest_of, note_import, note_source, remember_modules
+from cerebro.machine.program import (
+    Program,
+    digest_of,
+    inherited,
+    note_import,
+    note_source,
+    remember_modules,
+)
 
 VARIABLE = "CEREBRO_IN_WORKER"
 """A variable set in the environment of workers, and so of every process that they start."""
@@ -250,11 +257,14 @@ class _Finder:
         later = sys.meta_path[sys.meta_path.index(self) + 1 :]
         spec = ask_finders(later, name, path, target)
         source = None
-        if _program is not None and (_in_worker or (_here.found and _here.found[-1].is_trial)):
-            spec, source = _program.source_of(name, path, spec)
+        in_run = _in_worker or (_here.found and _here.found[-1].is_trial)
+        program = (_program if in_run else None) or inherited()
+        if program is not None:
+            spec, source = program.source_of(name, path, spec)
         elif name not in sys.modules or target is not None:  # an import, not only a question
             note_import(spec)
-        return make_stoppable(spec, source) if _findings or _in_worker else spec
+        is_kept = source is not None
+        return make_stoppable(spec, source) if is_kept or _findings or _in_worker else spec
 
 
 # Never removed: an import in another thread must find all finders with which it began.

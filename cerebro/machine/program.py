@@ -39,6 +39,7 @@ _imported: dict[str, bytes] = {}
 """By file: the source of this process's modules when they were imported."""
 _read: dict[str, tuple[tuple[int, ...], bytes]] = {}
 """By file: its stamp, and its content then."""
+_inherited: Program | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Program:
 
     @classmethod
     def capture(cls) -> Program:
+        if _inherited is not None:
+            return _inherited
         began = time.time_ns()
         names = dict(_modules())
         sources = {file: _imported[file] for file in names.values()}
@@ -113,6 +116,16 @@ class Program:
 
 
 NONE = Program({}, {})
+
+
+def inherit(program: Program) -> None:
+    """Train this program in this process from now on: that of the process which has started it."""
+    global _inherited
+    _inherited = program
+
+
+def inherited() -> Program | None:
+    return _inherited
 
 
 def note_import(spec: ModuleSpec | None) -> None:

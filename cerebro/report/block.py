@@ -242,6 +242,11 @@ def draw_curve(
 
 
 def render_result(result: Any) -> str:
+    return make_block(result).to_html()
+
+
+def make_block(result: Any) -> Block:
+    """Return the block of a run, read from its store."""
     trials = summary.rank_trials(result)
     has_best = bool(summary.best_lines(result))
     hidden = Counter(trial.status for trial in trials[summary.MAX_TRIALS :])
@@ -256,11 +261,11 @@ def render_result(result: Any) -> str:
         facts=[summary.count_statuses(result)],
         more=f"and {hidden.total()} more: {fmt.states(hidden)}" if hidden else "",
         notes=[
-            *filter(None, [tie]),
+            *filter(None, [result.error, tie]),
             *summary.list_failures(result, with_status=True),
             *summary.list_warnings(result),
         ],
-    ).to_html()
+    )
 
 
 def row_of(trial: Any, select: str) -> TrialRow:
@@ -311,26 +316,24 @@ class Notebook(Progress):
 
     def phase(self, what: str) -> None:
         self._phases.append(f"{what} ...")
-        self._draw(Block(" ".join(self._phases), ""))
+        self.draw(Block(" ".join(self._phases), ""))
 
     def advise(self, text: str) -> None:
         self._advice.append(text)
 
     def run_started(self, snapshot: Snapshot) -> None:
-        self._draw(self._make_block(snapshot, "running"))
+        self.draw(self._make_block(snapshot, "running"))
 
     def update(self, snapshot: Snapshot) -> None:
         """Redraw the block, at most twice a second; immediately if the search is paused."""
         self._note_failures(snapshot)
         if snapshot.resting or self._clock() - self._drawn >= DRAW_SECONDS:
-            self._draw(
-                self._make_block(snapshot, snapshot.pause or snapshot.waits_for or "running")
-            )
+            self.draw(self._make_block(snapshot, snapshot.pause or snapshot.waits_for or "running"))
 
     def finished(self, snapshot: Snapshot, result: Any) -> None:
         """Draw the final state, which is saved with the notebook."""
         self._is_over = True
-        self._draw(self._make_block(snapshot, result.status))
+        self.draw(self._make_block(snapshot, result.status))
 
     def ended_early(self, snapshot: Snapshot | None, error: BaseException) -> None:
         if self._is_over or self._handle is None:
@@ -338,7 +341,7 @@ class Notebook(Progress):
         self._is_over = True
         state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         of_phases = Block(" ".join(self._phases), state)
-        self._draw(of_phases if snapshot is None else self._make_block(snapshot, state))
+        self.draw(of_phases if snapshot is None else self._make_block(snapshot, state))
 
     def _make_block(self, snapshot: Snapshot, state: str) -> Block:
         self._note_failures(snapshot)
@@ -373,7 +376,8 @@ class Notebook(Progress):
                 else:
                     self._other_causes += 1
 
-    def _draw(self, block: Block) -> None:
+    def draw(self, block: Block) -> None:
+        """Show a block in place of the one before; if that fails, warn once."""
         if self._is_broken:
             return
         try:

@@ -403,6 +403,21 @@ class Result:
         return f"Result({str(self.path)!r}, {self.status}, {trials}{best})"
 
 
+_last: list[Result] = []
+"""The result of the last search of this process; empty before."""
+
+
+def note_last(result: Result) -> Result:
+    """Remember a result as `cerebro.last`, and return it."""
+    _last[:] = [result]
+    return result
+
+
+def last_result() -> Result | None:
+    """Return the result of this process's last search, also one that was interrupted or failed."""
+    return _last[0] if _last else None
+
+
 @shorten_tracebacks
 def open_run(
     run: str | os.PathLike[str] | Result | None = None,

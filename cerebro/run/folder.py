@@ -76,7 +76,7 @@ def remove_run(folder: Path, *, keep: bool) -> None:
     for name in PARTS:
         shutil.rmtree(folder / name, ignore_errors=True)
     with contextlib.suppress(OSError):
-        for file in (*folder.glob("run.sqlite*"), folder / OWNER_FILE):
+        for file in (*folder.glob("run.sqlite*"), folder / OWNER_FILE, folder / BACKGROUND_LOG):
             file.unlink(missing_ok=True)
         if not keep:
             folder.rmdir()
@@ -179,7 +179,10 @@ class OwnedRun:
         self.store.before_commit = (self.owner.keep,)
 
 
-UNFINISHED = {FILE + ".new", FILE + ".new-journal", OWNER_FILE, *PARTS, *FOLDERS}
+BACKGROUND_LOG = "background.log"
+"""The output of the process that trains a run in the background."""
+
+UNFINISHED = {FILE + ".new", FILE + ".new-journal", OWNER_FILE, BACKGROUND_LOG, *PARTS, *FOLDERS}
 """The entries that a process leaves behind if it is killed while creating a run."""
 
 rows_in: ContextVar[Path | None] = ContextVar("cerebro_rows_in", default=None)

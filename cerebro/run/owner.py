@@ -159,11 +159,11 @@ class Owner:
         with _guard:
             key = _key_of(folder)
             if _find_owner_here(key) is not None:
-                raise InputError(_refusal(folder, "this process"))
+                raise LiveRunError(_refusal(folder, "this process"))
             try:
                 beacon = Beacon(folder, key)
             except Taken as taken:
-                raise InputError(_refusal(folder, _name_process(folder, *taken.args))) from None
+                raise LiveRunError(_refusal(folder, _name_process(folder, *taken.args))) from None
             try:
                 fd = _locked_file(folder)
             except BaseException:
@@ -258,6 +258,10 @@ def check_locks(folder: Path) -> None:
             return
 
 
+class LiveRunError(InputError):
+    """Raised if another process, or this one, trains the run already."""
+
+
 class NoLocksError(OSError):
     """Raised if a run is on a file system without locks, which its store needs."""
 
@@ -309,7 +313,7 @@ def _locked_file(folder: Path) -> int:
     fd = open_plain(folder / FILE, os.O_RDWR | os.O_CREAT)
     try:
         if not _take_lock(fd, folder) or _is_alive(folder, fd, writable=True):
-            raise InputError(_refusal(folder, str(_read_process(fd) or "another process")))
+            raise LiveRunError(_refusal(folder, str(_read_process(fd) or "another process")))
         _write_text(fd, json.dumps(asdict(Process.current())))
     except BaseException:
         os.close(fd)

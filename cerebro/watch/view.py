@@ -234,15 +234,7 @@ class View:
         counts = Counter(line.row["status"] for line in self.lines.values())
         if self.status == "interrupted":
             counts["stopped"] += sum(counts.pop(status, 0) for status in OPEN)
-        done, goal = self._count_epochs()
-        now = self.now
-        live = self.status in ("running", "paused")
-        limit = settings.get("time_limit")
-        share = min(1.0, done / goal) if goal else None
-        left = None if not (live and share) else now * (1 - share) / share
-        if live and limit:
-            share = max(share or 0.0, min(1.0, now / limit))
-            left = max(0.0, limit - now) if left is None else min(left, max(0.0, limit - now))
+        share, left = self.forecast()
         return {
             "path": str(self.folder),
             "name": self.folder.name,
@@ -258,18 +250,35 @@ class View:
             "epochs": settings["epochs"],
             "folds": self.rows.folds,
             "started": meta.get("started"),
-            "now": round(now, 3),
-            "live": live,
+            "now": round(self.now, 3),
+            "live": self.is_live,
             "counts": {status: n for status, n in counts.items() if n},
             "trials": len(self.lines),
             "best": ranked[0] if ranked else None,
             "ranked": len(ranked),
-            "share": 1.0 if self.status == "finished" else share,
+            "share": share,
             "left": _finite(left),
             "units": self.rows.totals["units"],
             "hops": self.rows.totals["hops"],
             "workers": self.rows.totals["workers"],
         }
+
+    @property
+    def is_live(self) -> bool:
+        return self.status in ("running", "paused")
+
+    def forecast(self) -> tuple[float | None, float | None]:
+        """Return the finished share of the run, 0 to 1, and the seconds left; None if unknown."""
+        if self.status == "finished":
+            return 1.0, None
+        done, goal = self._count_epochs()
+        now, limit = self.now, self.meta["settings"].get("time_limit")
+        share = min(1.0, done / goal) if goal else None
+        left = None if not (self.is_live and share) else now * (1 - share) / share
+        if self.is_live and limit:
+            share = max(share or 0.0, min(1.0, now / limit))
+            left = max(0.0, limit - now) if left is None else min(left, max(0.0, limit - now))
+        return share, left
 
     def _list_units(self, known: int) -> list[list[Any]]:
         """Return the units read after a tick; of a run that has ended, all of them, joined."""

@@ -165,7 +165,7 @@ class Screen(Notebook):
         super().__init__(clock)
         self.pages: list[str] = []
 
-    def _draw(self, block: Block) -> None:
+    def draw(self, block: Block) -> None:
         self.pages.append(block.to_html())
         Checked(self.pages[-1])
         self._handle = self

@@ -1,0 +1,363 @@
+"""Search in a process of its own, which outlives the one that has asked for it.
+
+The new process gets what a worker would: the user's modules as this process has them, the settings
+of the libraries, the filters of warnings, and the arguments, with ``build`` by value. It then calls
+`cerebro.search`. Until training begins, it tells this process what it does, and how that ends, over
+a socket: so mistakes raise here, as they do in the foreground. At its end it sends the exception
+that has ended the search, if anyone still listens. All else is in the run's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, Any, Literal, ParamSpec, Protocol, cast, overload
+
+from cerebro.api.run import Live, Run
+from cerebro.arguments import warn_user
+from cerebro.errors import CerebroError, InputError, RunError, text_of
+from cerebro.executors.wire import (
+    UNSENDABLE,
+    pickle_by_value,
+    pickle_event,
+    pickle_message,
+    unpickle,
+)
+from cerebro.machine import environment, libraries, program
+from cerebro.machine.imports import PACKAGE
+from cerebro.machine.signals import defer_interrupts
+from cerebro.report.progress import Lines, Snapshot
+from cerebro.results.result import Result
+from cerebro.results.saved_run import SavedRun
+from cerebro.run.folder import BACKGROUND_LOG, rows_in, write_rows
+from cerebro.run.owner import LiveRunError
+from cerebro.worker.trial_warnings import Watch, carry_filters
+
+P = ParamSpec("P")
+
+PROGRAM = """
+import os, sys
+if os.fork():
+    os._exit(0)
+sys.path[:] = filter(None, sys.path)
+from cerebro.api.background import main
+main(int(sys.argv[1]))
+"""
+"""The process is nobody's child, so that nothing waits for it or ends it. The working directory is
+not first on the path: a file there with the name of a library would hide it.
+"""
+
+TAIL_BYTES = 4096
+MOST_TEXT = 30_000  # of a traceback, in characters: a socket holds it, even if nobody reads
+
+
+class SearchFunction(Protocol[P]):
+    """The type of `cerebro.search`, which with ``background=True`` returns a `Run`."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # the second one does not take True
+        self,
+        build: Callable[..., Any],
+        space: Any,
+        data: Any,
+        *,
+        background: Literal[True],
+        **options: Any,
+    ) -> Run: ...
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result: ...
+
+
+def may_return_run(function: Callable[P, Result]) -> SearchFunction[P]:
+    """Tell type checkers that `function` returns a `Run` with ``background=True``."""
+    return cast(SearchFunction[P], function)
+
+
+# --- in the process that asks ------------------------------------------------
+
+
+def start_search(arguments: Mapping[str, Any], show: Any) -> Run:
+    """Start a search with these arguments; return once training has begun.
+
+    `show` is a display of this process. Raises what the search raises before that, and InputError
+    if an argument cannot be sent.
+    """
+    given = {k: v for k, v in arguments.items() if k not in ("background", "progress")}
+    data, validation, run, if_exists = (
+        given.pop(name) for name in ("data", "validation", "run", "if_exists")
+    )
+    with write_rows(data, validation, run, if_exists, show.phase) as (data, validation, folder):
+        # A folder for "new" is made by now.
+        given |= {"data": data, "validation": validation, "run": folder}
+        given["if_exists"] = if_exists if if_exists == "resume" else "error"
+        child = Child(_pickle_arguments(given), rows_in.get())
+        try:
+            place = child.await_start(show)
+        except LiveRunError:
+            child.end()
+            if if_exists != "resume" or not _is_the_same_length(folder, given):
+                raise
+            return Run(folder, build=given["build"])
+        except BaseException:
+            child.end()
+            raise
+    live = Run(place, build=given["build"], live=child)
+    live.follow(show)
+    return live
+
+
+def _is_the_same_length(folder: Any, given: Mapping[str, Any]) -> bool:
+    """Return whether a live run trains as many epochs and trials; the rest has been compared."""
+    settings = SavedRun(folder).settings
+    return all(settings[name] == given[name] for name in ("epochs", "n_trials"))
+
+
+def _pickle_arguments(arguments: Mapping[str, Any]) -> bytes:
+    try:
+        return pickle_by_value(dict(arguments))
+    except UNSENDABLE as error:
+        for name, value in arguments.items():
+            try:
+                pickle_by_value(value)
+            except UNSENDABLE as cause:
+                inside = " (create the objects that it needs inside build)"
+                raise InputError(
+                    f"{name} cannot be sent to the process of a background search ({cause}): give "
+                    f"objects that pickle can copy{inside if name == 'build' else ''}, or leave "
+                    "background=True out"
+                ) from error
+        raise
+
+
+def _describe_here() -> dict[str, Any]:
+    """Return what the new process takes over from this one."""
+    main = sys.modules["__main__"]
+    cells = {name: entry for name, entry in linecache.cache.items() if entry[1:2] == (None,)}
+    return {
+        "path": list(sys.path),
+        "argv": list(sys.argv),
+        "directory": os.getcwd(),  # noqa: PTH109
+        "main": (getattr(main, "__file__", None), getattr(main.__spec__, "name", None)),
+        "cells": cells,  # their source, which no file has
+        "program": program.Program.capture(),
+        "libraries": libraries.present_settings(),
+        "filters": carry_filters(),
+    }
+
+
+class Child(Live):
+    """The process of a search, seen from the one that has started it."""
+
+    def __init__(self, arguments: bytes, rows: Path | None) -> None:
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._end: tuple[BaseException | None, str] | None = None
+        self.pid = 0
+        ours, theirs = socket.socketpair()
+        path = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        variables = dict(os.environ) | environment.read_variables()
+        variables["PYTHONPATH"] = os.pathsep.join(path)
+        with theirs:
+            subprocess.run(
+                [sys.executable, "-c", PROGRAM, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C and the end of a kernel are not for it
+                env=variables,
+                check=True,
+            )
+        self._connection = Connection(ours.detach())
+        with contextlib.suppress(OSError):  # if it has died, `await_start` says so
+            self._connection.send_bytes(pickle_message((_describe_here(), rows), is_plain=True))
+            self._connection.send_bytes(arguments)
+
+    def await_start(self, show: Any) -> Path:
+        """Return the run's folder once training has begun; pass on what is said until then."""
+        while True:
+            kind, *rest = self._receive()
+            if kind == "pid":
+                (self.pid,) = rest
+            elif kind in ("phase", "advise"):
+                getattr(show, kind)(*rest)
+            elif kind == "warning":
+                _warn(*rest)
+            elif kind == "started":
+                return Path(rest[0])
+            else:
+                self._end = rest[0], rest[1]
+                raise self.error or RunError(f"the search was stopped{self._read_tail()}")
+
+    def _receive(self) -> Any:
+        try:
+            message = self._connection.recv_bytes()
+        except (EOFError, OSError):
+            raise RunError(
+                f"the process of the search ended before training began{self._read_tail()}"
+            ) from None
+        return unpickle(message)
+
+    def _read_tail(self) -> str:
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - TAIL_BYTES))
+        text = self._log.read().decode("utf-8", "replace").strip()
+        return f"; its last lines:\n{text}" if text else ""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end of the process; return whether it has ended."""
+        try:
+            while self._end is None and self._connection.poll(seconds):
+                message = self._connection.recv_bytes()
+                kind, *rest = unpickle(message)
+                if kind == "pid":
+                    (self.pid,) = rest
+                    break
+                if kind == "ended":
+                    self._end = rest[0], rest[1]
+        except (EOFError, OSError):  # killed
+            self._end = None, ""
+        return self._end is not None
+
+    @property
+    def error(self) -> BaseException | None:
+        return None if self._end is None else self._complete(*self._end)
+
+    def _complete(self, error: BaseException | None, text: str) -> BaseException | None:
+        """Add the traceback in the other process to an error of the user's code."""
+        if error is not None and text:
+            error.__cause__ = RuntimeError(f"in the process of the search:\n{text}")
+        return error
+
+    def end(self) -> None:
+        """Stop a search that has not begun, and wait until it has cleaned up."""
+        is_told = False
+        with defer_interrupts():
+            while self._end is None:
+                if self.pid and not is_told:
+                    is_told = True
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(self.pid, signal.SIGTERM)
+                self.wait(0.1)
+
+
+def _warn(text: str, category: type[Warning]) -> None:
+    if category is UserWarning:
+        warn_user(text)
+    else:
+        warnings.warn(text, category, stacklevel=4)
+
+
+# --- in the new process ------------------------------------------------------
+
+
+class Relay(Lines):
+    """Tells the process that asked for the search what happens before training; logs the rest."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(sys.stdout)
+        self._connection = connection
+        self._has_begun = False
+
+    def tell(self, *message: Any) -> None:
+        with contextlib.suppress(OSError):  # nobody listens any more
+            self._connection.send_bytes(pickle_event(message))
+
+    def phase(self, what: str) -> None:
+        super().phase(what)
+        self.tell("phase", what)
+
+    def advise(self, text: str) -> None:
+        super().advise(text)
+        self.tell("advise", text)
+
+    def warn(self, message: Any, category: Any, filename: str, line: int, *_: Any) -> None:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, line))
+        if not self._has_begun:
+            is_plain = category.__module__ == "builtins"
+            self.tell("warning", str(message), category if is_plain else UserWarning)
+
+    def run_started(self, snapshot: Snapshot) -> None:
+        self._begin(Path(snapshot.path))
+        super().run_started(snapshot)
+
+    def _begin(self, folder: Path) -> None:
+        """Let the output go to a file in the run's folder."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with (folder / BACKGROUND_LOG).open("ab") as log:
+            with os.fdopen(os.dup(1), "rb") as before:
+                before.seek(0)
+                shutil.copyfileobj(before, log)
+            log.flush()
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        self._has_begun = True
+        self.tell("started", str(folder))
+
+    def end(self, result: Result | None, error: BaseException | None) -> None:
+        """Tell how the search has ended."""
+        if result is not None and not self._has_begun:  # there was nothing to train
+            self.tell("started", str(result.path))
+        text = ""
+        if error is not None:
+            traceback.print_exception(error)
+            if not isinstance(error, CerebroError):
+                text = "".join(traceback.format_exception(error))[-MOST_TEXT:]
+        self.tell("ended", make_sendable(error), text)
+
+
+def make_sendable(error: BaseException | None) -> BaseException | None:
+    """Return an error that arrives as it is, else one with its text; None for a stop."""
+    if not isinstance(error, Exception):
+        return None
+    try:
+        sent = unpickle(message := pickle_event(error))
+        return error if type(sent) is type(error) and len(message) <= 2 * MOST_TEXT else sent
+    except Exception:  # of the user's class
+        return RunError(f"{type(error).__name__}: {text_of(error, 2000)}")
+
+
+def main(fd: int) -> None:
+    """Search as the process at the other end of a socket says."""
+    os.set_inheritable(fd, False)
+    connection = Connection(fd)
+    relay = Relay(connection)
+    relay.tell("pid", os.getpid())
+    warnings.showwarning = relay.warn  # type: ignore[assignment]
+    message = connection.recv_bytes()
+    here, rows = unpickle(message)
+    sys.path[:], sys.argv[:] = here["path"], here["argv"]
+    os.chdir(here["directory"])
+    linecache.cache.update(here["cells"])
+    main = sys.modules["__main__"]
+    main.__file__, name = here["main"]
+    main.__spec__ = None if name is None else ModuleSpec(name, None)
+    if main.__file__ is None:
+        del main.__file__
+    program.inherit(here["program"])
+    rows_in.set(rows)
+    result, error = None, None
+    try:
+        libraries.apply_settings(here["libraries"])  # JAX's decide the types of arrays in arguments
+        message = connection.recv_bytes()
+        arguments = unpickle(message)
+        Watch(here["filters"])  # applies them; only now are the user's categories imported
+        from cerebro.api.search import search
+
+        result = search(**arguments, progress=cast(Any, relay))
+    except BaseException as caught:
+        error = caught
+    relay.end(result, error)
