@@ -29,6 +29,7 @@ from typing import IO, Any, Literal, ParamSpec, Protocol, cast, overload
 from cerebro.api.run import Live, Run
 from cerebro.arguments import warn_user
 from cerebro.errors import CerebroError, InputError, RunError, text_of
+from cerebro.executors.process import warm_workers
 from cerebro.executors.wire import (
     UNSENDABLE,
     pickle_by_value,
@@ -60,6 +61,7 @@ main(int(sys.argv[1]))
 not first on the path: a file there with the name of a library would hide it.
 """
 
+LEAVE_SECONDS = 5.0
 TAIL_BYTES = 4096
 MOST_TEXT = 30_000  # of a traceback, in characters: a socket holds it, even if nobody reads
 
@@ -200,6 +202,7 @@ class Child(Live):
                 return Path(rest[0])
             else:
                 self._end = rest[0], rest[1]
+                self._reap()
                 raise self.error or RunError(f"the search was stopped{self._read_tail()}")
 
     def _receive(self) -> Any:
@@ -227,9 +230,19 @@ class Child(Live):
                     break
                 if kind == "ended":
                     self._end = rest[0], rest[1]
+                    self._reap()
         except (EOFError, OSError):  # killed
             self._end = None, ""
+            self._reap()
         return self._end is not None
+
+    def _reap(self) -> None:
+        """Wait for the end of the process, which leaves quickly unless the user's code waits."""
+        with contextlib.suppress(EOFError, OSError):
+            if self._connection.poll(LEAVE_SECONDS):
+                self._connection.recv_bytes()
+        with contextlib.suppress(ChildProcessError):  # usually it is not this process's child
+            os.waitpid(self.pid, os.WNOHANG)
 
     @property
     def error(self) -> BaseException | None:
@@ -316,6 +329,7 @@ class Relay(Lines):
             traceback.print_exception(error)
             if not isinstance(error, CerebroError):
                 text = "".join(traceback.format_exception(error))[-MOST_TEXT:]
+        warm_workers.close()
         self.tell("ended", make_sendable(error), text)
 
 

@@ -173,7 +173,7 @@ class Run:
             raise error
         if result.status == "failed":
             raise RunError(str(result.error), result)
-        if result.status in ("running", "paused"):
+        if result.status == "interrupted":
             raise RunError(
                 f"the process that trained {self.folder} has died{self._read_tail()}\n"
                 f"to resume it: python -m cerebro resume {shlex.quote(str(self.folder))}",
@@ -249,8 +249,4 @@ class Run:
         return self._make_block().to_html()
 
     def __repr__(self) -> str:
-        result = Result(self.folder)
-        text = f"Run{repr(result).removeprefix('Result')}"
-        if result.status in ("running", "paused") and not self.is_running:
-            return text.replace(f", {result.status},", ", interrupted,", 1)
-        return text
+        return f"Run{repr(Result(self.folder)).removeprefix('Result')}"
