@@ -435,6 +435,7 @@ def refit(
             select="last",
             keep="last",
             run=f"{searched.path}-refit" if folder is None else folder,
+            background=False,
             if_exists=if_exists,
             workers=workers,
             devices=devices,

@@ -198,6 +198,9 @@ def test_an_interrupt_is_three_lines_and_the_run_is_resumed(kernel: Kernel) -> N
     (block,) = html_of(cell)
     assert ">interrupted<" in block
     assert kernel.value("import sys; sys.last_value.result.status") == "'stopped'"
+    assert kernel.value("cerebro.last.status, cerebro.last is sys.last_value.result") == (
+        "('stopped', True)"
+    )
 
     kernel.restart()
     cell = kernel.run("import cerebro; cerebro.open('runs/a').best.load()")
@@ -218,6 +221,40 @@ def test_an_interrupt_is_three_lines_and_the_run_is_resumed(kernel: Kernel) -> N
     cell = kernel.run(changed + "model = cerebro.open('runs/a').best.load()")
     (warning,) = cell.outputs
     assert "the source of build (__main__:build) has changed" in warning["text"]
+
+
+def test_the_block_of_a_background_search_follows_its_store(kernel: Kernel) -> None:
+    kernel.run(DEFINE + BUILD)
+    background = SLOW.replace("cerebro.search(build", "run = cerebro.search(build")
+    background = background.replace('"runs/slow"', '"runs/far", background=True')
+    cell = kernel.run(background)
+    assert [output.output_type for output in cell.outputs] == ["display_data"], cell.outputs
+    wait = "import time\nwhile run.is_running and not len(cerebro.open(run.folder)): time.sleep(.1)"
+    kernel.run(wait + "\ntime.sleep(2.5)")  # the block of the other cell is drawn meanwhile
+    (block,) = html_of(cell)
+    assert ">running<" in block and " so far" in block and block.count("<tr") == 3
+    cell = kernel.run("run.result()", until=lambda m: m["msg_type"] == "execute_input")
+    assert cell.outputs[-1]["traceback"] == [
+        f"stopped waiting: the search goes on in {folder_of(kernel)}/runs/far",
+        "to wait again:  run.result()",
+        "to stop it:     run.stop()",
+    ]
+    kernel.restart()
+    kernel.run("import cerebro; run = cerebro.Run('runs/far')")
+    assert kernel.value("run.is_running") == "True"
+    (block,) = html_of(kernel.run("run"))
+    assert ">running<" in block and "% done · " in block
+    assert kernel.value("run.stop(); run.result(60).status, cerebro.last.status") == (
+        "('stopped', 'stopped')"
+    )
+    wrong = kernel.run(DEFINE + BUILD + SEARCH.replace('"runs/a"', '"runs/d", background=True,'
+                       'metric="acuracy"'))  # fmt: skip
+    lines = "\n".join(wrong.outputs[-1]["traceback"]).splitlines()
+    assert "did you mean 'accuracy'" in lines[-1] and len(lines) < 14
+
+
+def folder_of(kernel: Kernel) -> str:
+    return kernel.value("__import__('os').getcwd()").strip("'")
 
 
 def test_a_cell_is_run_again(kernel: Kernel) -> None:

@@ -52,6 +52,7 @@ WORDS = {
             "leave it out: the value of a study's trial is that of its last epoch": "select",
             "leave it out: a run= that exists is resumed": "if_exists",
             "enqueue them: study.enqueue_trial(...)": "points",
+            "leave it out: the study is in this process": "background",
             "leave it out: a study suggests and receives trials in rounds": "asynchronous",
         }
     ),
@@ -184,6 +185,7 @@ def optimize(
             workers=workers,
             threads=threads,
             run=run,
+            background=False,
             if_exists="error" if run is None else "resume",
             progress=progress,
             callbacks=[Watcher(searcher), *options.pop("run_callbacks", ())],

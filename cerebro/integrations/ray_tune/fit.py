@@ -35,6 +35,7 @@ WORDS = {
             "build": "trainable model train_fn run_or_experiment",
             "give its fields as keywords, such as metric=, num_samples= and run=": "tune_config "
             "run_config",
+            "leave it out: Tune's searcher is in this process": "background",
             "leave it out: workers= and threads= set the resources": "resources_per_trial "
             "max_failures",
         }
@@ -128,6 +129,7 @@ def fit(
         data,
         epochs=_choose_epochs(epochs, the_scheduler),
         n_trials=n_trials,
+        background=False,
         searcher=TuneSearcher(
             param_space,
             algorithm,
