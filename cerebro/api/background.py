@@ -1,10 +1,11 @@
 """Search in a process of its own, which outlives the one that has asked for it.
 
-The new process gets what a worker would: the user's modules as this process has them, the settings
-of the libraries, the filters of warnings, and the arguments, with ``build`` by value. It then calls
-`cerebro.search`. Until training begins, it tells this process what it does, and how that ends, over
-a socket: so mistakes raise here, as they do in the foreground. At its end it sends the exception
-that has ended the search, if anyone still listens. All else is in the run's folder.
+The new process (`cerebro.api.background_process`) gets what a worker would: the user's modules as
+this process has them, the settings of the libraries, the filters of warnings, and the arguments,
+with ``build`` by value. It then calls `cerebro.search`. Until training begins, it tells this
+process over a socket what it does, and how that ends: so mistakes raise here, as they do in the
+foreground. At its end it sends the exception that has ended the search, if anyone still listens.
+All else is in the run's folder.
 """
 
 from __future__ import annotations
@@ -12,40 +13,29 @@ from __future__ import annotations
 import contextlib
 import linecache
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from importlib.machinery import ModuleSpec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, Literal, ParamSpec, Protocol, cast, overload
 
 from cerebro.api.run import Live, Run
 from cerebro.arguments import warn_user
-from cerebro.errors import CerebroError, InputError, RunError, text_of
-from cerebro.executors.process import warm_workers
-from cerebro.executors.wire import (
-    UNSENDABLE,
-    pickle_by_value,
-    pickle_event,
-    pickle_message,
-    unpickle,
-)
+from cerebro.errors import InputError, RunError
+from cerebro.executors.wire import UNSENDABLE, pickle_by_value, pickle_message, unpickle
 from cerebro.machine import environment, libraries, program
 from cerebro.machine.imports import PACKAGE
 from cerebro.machine.signals import defer_interrupts
-from cerebro.report.progress import Lines, Snapshot
 from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
-from cerebro.run.folder import BACKGROUND_LOG, rows_in, write_rows
+from cerebro.run.folder import rows_in, write_rows
 from cerebro.run.owner import LiveRunError
-from cerebro.worker.trial_warnings import Watch, carry_filters
+from cerebro.worker.trial_warnings import carry_filters
 
 P = ParamSpec("P")
 
@@ -54,7 +44,7 @@ import os, sys
 if os.fork():
     os._exit(0)
 sys.path[:] = filter(None, sys.path)
-from cerebro.api.background import main
+from cerebro.api.background_process import main
 main(int(sys.argv[1]))
 """
 """The process is nobody's child, so that nothing waits for it or ends it. The working directory is
@@ -63,7 +53,6 @@ not first on the path: a file there with the name of a library would hide it.
 
 LEAVE_SECONDS = 5.0
 TAIL_BYTES = 4096
-MOST_TEXT = 30_000  # of a traceback, in characters: a socket holds it, even if nobody reads
 
 
 class SearchFunction(Protocol[P]):
@@ -87,9 +76,6 @@ class SearchFunction(Protocol[P]):
 def may_return_run(function: Callable[P, Result]) -> SearchFunction[P]:
     """Tell type checkers that `function` returns a `Run` with ``background=True``."""
     return cast(SearchFunction[P], function)
-
-
-# --- in the process that asks ------------------------------------------------
 
 
 def start_search(arguments: Mapping[str, Any], show: Any) -> Run:
@@ -153,7 +139,10 @@ def _describe_here() -> dict[str, Any]:
         "path": list(sys.path),
         "argv": list(sys.argv),
         "directory": os.getcwd(),  # noqa: PTH109
-        "main": (getattr(main, "__file__", None), getattr(main.__spec__, "name", None)),
+        "main": (
+            getattr(main, "__file__", None),
+            getattr(getattr(main, "__spec__", None), "name", None),
+        ),
         "cells": cells,  # their source, which no file has
         "program": program.Program.capture(),
         "libraries": libraries.present_settings(),
@@ -271,107 +260,3 @@ def _warn(text: str, category: type[Warning]) -> None:
         warn_user(text)
     else:
         warnings.warn(text, category, stacklevel=4)
-
-
-# --- in the new process ------------------------------------------------------
-
-
-class Relay(Lines):
-    """Tells the process that asked for the search what happens before training; logs the rest."""
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(sys.stdout)
-        self._connection = connection
-        self._has_begun = False
-
-    def tell(self, *message: Any) -> None:
-        with contextlib.suppress(OSError):  # nobody listens any more
-            self._connection.send_bytes(pickle_event(message))
-
-    def phase(self, what: str) -> None:
-        super().phase(what)
-        self.tell("phase", what)
-
-    def advise(self, text: str) -> None:
-        super().advise(text)
-        self.tell("advise", text)
-
-    def warn(self, message: Any, category: Any, filename: str, line: int, *_: Any) -> None:
-        sys.stderr.write(warnings.formatwarning(message, category, filename, line))
-        if not self._has_begun:
-            is_plain = category.__module__ == "builtins"
-            self.tell("warning", str(message), category if is_plain else UserWarning)
-
-    def run_started(self, snapshot: Snapshot) -> None:
-        self._begin(Path(snapshot.path))
-        super().run_started(snapshot)
-
-    def _begin(self, folder: Path) -> None:
-        """Let the output go to a file in the run's folder."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        with (folder / BACKGROUND_LOG).open("ab") as log:
-            with os.fdopen(os.dup(1), "rb") as before:
-                before.seek(0)
-                shutil.copyfileobj(before, log)
-            log.flush()
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-        self._has_begun = True
-        self.tell("started", str(folder))
-
-    def end(self, result: Result | None, error: BaseException | None) -> None:
-        """Tell how the search has ended."""
-        if result is not None and not self._has_begun:  # there was nothing to train
-            self.tell("started", str(result.path))
-        text = ""
-        if error is not None:
-            traceback.print_exception(error)
-            if not isinstance(error, CerebroError):
-                text = "".join(traceback.format_exception(error))[-MOST_TEXT:]
-        warm_workers.close()
-        self.tell("ended", make_sendable(error), text)
-
-
-def make_sendable(error: BaseException | None) -> BaseException | None:
-    """Return an error that arrives as it is, else one with its text; None for a stop."""
-    if not isinstance(error, Exception):
-        return None
-    try:
-        sent = unpickle(message := pickle_event(error))
-        return error if type(sent) is type(error) and len(message) <= 2 * MOST_TEXT else sent
-    except Exception:  # of the user's class
-        return RunError(f"{type(error).__name__}: {text_of(error, 2000)}")
-
-
-def main(fd: int) -> None:
-    """Search as the process at the other end of a socket says."""
-    os.set_inheritable(fd, False)
-    connection = Connection(fd)
-    relay = Relay(connection)
-    relay.tell("pid", os.getpid())
-    warnings.showwarning = relay.warn  # type: ignore[assignment]
-    message = connection.recv_bytes()
-    here, rows = unpickle(message)
-    sys.path[:], sys.argv[:] = here["path"], here["argv"]
-    os.chdir(here["directory"])
-    linecache.cache.update(here["cells"])
-    main = sys.modules["__main__"]
-    main.__file__, name = here["main"]
-    main.__spec__ = None if name is None else ModuleSpec(name, None)
-    if main.__file__ is None:
-        del main.__file__
-    program.inherit(here["program"])
-    rows_in.set(rows)
-    result, error = None, None
-    try:
-        libraries.apply_settings(here["libraries"])  # JAX's decide the types of arrays in arguments
-        message = connection.recv_bytes()
-        arguments = unpickle(message)
-        Watch(here["filters"])  # applies them; only now are the user's categories imported
-        from cerebro.api.search import search
-
-        result = search(**arguments, progress=cast(Any, relay))
-    except BaseException as caught:
-        error = caught
-    relay.end(result, error)

@@ -236,9 +236,11 @@ class Run:
             self._view.refresh()
             share, left = self._view.forecast()
             status, is_live, seconds = self._view.status, self._view.is_live, self._view.now
-        block = make_block(Result(self.folder))
+        result = Result(self.folder)
+        block = make_block(result)
         if not is_live:
-            return replace(block, state=status)
+            notes = [*filter(None, [result.error]), *block.notes]
+            return replace(block, state=status, notes=notes)
         facts = [f"{fmt.rough_duration(seconds)} so far"]
         facts += [f"{fmt.rough_duration(left)} left"] if left else []
         done = [] if share is None else [f"{fmt.percent(share)} done"]

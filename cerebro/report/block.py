@@ -261,7 +261,7 @@ def make_block(result: Any) -> Block:
         facts=[summary.count_statuses(result)],
         more=f"and {hidden.total()} more: {fmt.states(hidden)}" if hidden else "",
         notes=[
-            *filter(None, [result.error, tie]),
+            *filter(None, [tie]),
             *summary.list_failures(result, with_status=True),
             *summary.list_warnings(result),
         ],

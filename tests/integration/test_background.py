@@ -176,7 +176,7 @@ def test_what_cannot_be_sent_is_named(tmp_path, name, value):
     with pytest.raises(InputError, match=f"^{name} cannot be sent to the process of a background"):
         search(tmp_path / "run", background=True, **{name: value})
     lock = threading.Lock()
-    with pytest.raises(InputError, match="^build cannot be sent"):
+    with pytest.raises(InputError, match=r"^build cannot be sent"):
         search(tmp_path / "run", background=True, build=lambda config: (lock, Line(config)))
     assert not (tmp_path / "run").exists()
 
@@ -187,7 +187,7 @@ def test_an_exception_after_the_start_is_raised_by_result(tmp_path):
         run.result(SECONDS)
     assert "in on_epoch_end" in str(caught.value.__cause__)  # where it was raised
     assert cerebro.last.status == "failed" and "missing" in run._repr_html_()
-    with pytest.raises(RunError, match="the callback Misses failed in on_epoch_end"):
+    with pytest.raises(RunError, match="the callback Misses failed"):
         cerebro.Run(run.folder).result(SECONDS)  # only its text is in the store
 
 
