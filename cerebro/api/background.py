@@ -92,18 +92,19 @@ def start_search(arguments: Mapping[str, Any], show: Any) -> Run:
         # A folder for "new" is made by now.
         given |= {"data": data, "validation": validation, "run": folder}
         given["if_exists"] = if_exists if if_exists == "resume" else "error"
-        child = Child(_pickle_arguments(given), rows_in.get())
+        message = _pickle_arguments(given)
+        child = Child()
         try:
-            place = child.await_start(show)
+            child.send(message, rows_in.get())
+            live = Run(child.await_start(show), build=given["build"], live=child)
         except LiveRunError:
             child.end()
             if if_exists != "resume" or not _is_the_same_length(folder, given):
                 raise
-            return Run(folder, build=given["build"])
+            live = Run(folder, build=given["build"])
         except BaseException:
             child.end()
             raise
-    live = Run(place, build=given["build"], live=child)
     live.follow(show)
     return live
 
@@ -153,7 +154,7 @@ def _describe_here() -> dict[str, Any]:
 class Child(Live):
     """The process of a search, seen from the one that has started it."""
 
-    def __init__(self, arguments: bytes, rows: Path | None) -> None:
+    def __init__(self) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._end: tuple[BaseException | None, str] | None = None
         self.pid = 0
@@ -173,8 +174,12 @@ class Child(Live):
                 check=True,
             )
         self._connection = Connection(ours.detach())
+
+    def send(self, arguments: bytes, rows: Path | None) -> None:
+        """Send what the search needs; `rows` is the run's folder if it holds the data already."""
         with contextlib.suppress(OSError):  # if it has died, `await_start` says so
-            self._connection.send_bytes(pickle_message((_describe_here(), rows), is_plain=True))
+            here = pickle_message((_describe_here(), rows), is_plain=True)
+            self._connection.send_bytes(here)
             self._connection.send_bytes(arguments)
 
     def await_start(self, show: Any) -> Path:

@@ -359,6 +359,48 @@ def test_it_trains_the_modules_as_they_were_imported(tmp_path):
     assert done.stdout.splitlines()[-1] == "True True"
 
 
+SET = """
+import numpy as np, torch, cerebro
+torch.set_default_dtype(torch.float64)
+x = np.random.default_rng(0).normal(size=(64, 3))
+data = cerebro.shard({"x": x, "y": x[:, :1]}, "data", dtypes={"x": "float64", "y": "float64"})
+
+def build(config):
+    net = torch.nn.Linear(3, 1)
+    return cerebro.torch.Model(net, optimizer=torch.optim.SGD(net.parameters(), lr=config["lr"]),
+                               loss=torch.nn.functional.mse_loss, inputs="x", target="y")
+
+found = []
+for background in (False, True):
+    run = cerebro.search(build, {"lr": [0.1]}, data, epochs=1, searcher="grid", batch_size=16,
+                         validation=0.25, workers=1, background=background)
+    result = run.result() if background else run
+    found.append((result[0].state_hash, result.environment["torch"]["default_dtype"],
+                  result.saved.meta["build"]))
+print(found[0] == found[1], found[1][1], found[1][2]["file"])
+"""
+
+
+def test_it_takes_over_settings_and_the_name_of_build(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SET)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.stdout.splitlines()[-1] == f"True float64 {script}"
+
+
+def test_a_study_is_not_searched_in_the_background():
+    pytest.importorskip("optuna")
+    with pytest.raises(InputError, match="background=: leave it out: the study is in this process"):
+        cerebro.optuna.optimize(None, build, DATA, epochs=1, background=True)
+
+
 def test_its_warnings_before_training_are_shown_here(tmp_path):
     with pytest.warns(UserWarning, match="no validation data: trials are ranked by training"):
         run = search(tmp_path / "run", background=True, validation=None)
