@@ -95,6 +95,10 @@ cer_status cer_schedule_set_holders(cer_schedule *schedule, int64_t shard,
                                     const uint32_t *workers, size_t n,
                                     cer_error *err);
 
+/* Streams from here on are those of trials that a user has added to a running
+ * search: somebody waits for them, so they come before all others. */
+#define CER_STREAM_OF_USERS (1u << 30)
+
 /* Adds a trial that has done `epoch` epochs and `step` units of the next one;
  * it trains until `epochs` are done. It visits shards as trial `stream` does:
  * usually its own number. */

@@ -29,6 +29,9 @@
 #define UNKNOWN_SPREAD 1.5
 #define UNKNOWN_FEW 30.0
 #define UNKNOWN_MOST 3.0
+/* Work added to that of users' trials: more than any other, even after it is
+ * multiplied by a rate. */
+#define USERS_WORK 1e12
 
 enum { LANES = 3, EVAL_PAIR = LANES, FIRST_PARKED = 2 * (LANES + 1) };
 
@@ -51,6 +54,8 @@ push(cer_schedule *s, uint32_t slot, uint32_t queue, double key)
 {
     schedule_trial *t = &s->trials[slot];
 
+    if (t->stream >= CER_STREAM_OF_USERS)
+        key += USERS_WORK;
     cer_heap_push(&s->queues[queue], s->nodes, slot, key, t->number);
     t->queue = queue;
     if (s->mode == MODE_EXCLUSIVE)

@@ -91,6 +91,40 @@ test_choice_of_the_worker(void)
     cer_schedule_free(s);
 }
 
+/* A trial that a user has added comes first and stays, with little work, too.
+ */
+static void
+test_users_trial_goes_before_all_others(void)
+{
+    const bool exclusive[] = {false, true};
+
+    for (int i = 0; i < 2; i++) {
+        cer_schedule_options options = {.shards = 2,
+                                        .stagger = true,
+                                        .exclusive = exclusive[i],
+                                        .live_models = 2};
+        cer_schedule *s = NULL;
+        cer_command c;
+        uint32_t worker, units = 0;
+
+        OK(cer_schedule_new(&options, &s, &err));
+        OK(cer_schedule_add_worker(s, &worker, &err));
+        for (int64_t shard = 0; exclusive[i] && shard < 2; shard++)
+            OK(cer_schedule_set_holders(s, shard, &worker, 1, &err));
+        for (uint32_t trial = 0; trial < 5; trial++)
+            OK(cer_schedule_add_trial(s, trial, trial, 30, 0, 0, &err));
+        OK(cer_schedule_add_trial(s, 5, CER_STREAM_OF_USERS, 2, 0, 0, &err));
+        while (units < 4) {
+            CHECK(cer_schedule_next(s, units, &c));
+            CHECK_EQ_INT(c.unit.trial, 5);
+            OK(cer_schedule_unit_done(s, c.worker, ++units, NULL, &err));
+        }
+        CHECK(cer_schedule_next(s, units, &c));
+        CHECK(c.unit.trial < 5);
+        cer_schedule_free(s);
+    }
+}
+
 /* A trial with as much work left as each worker's share must start now, however
  * new it is. */
 static void
@@ -594,7 +628,8 @@ test_random_searches(void)
 }
 
 CHECK_MAIN(test_oldest_trial_first_and_it_stays_on_its_worker,
-           test_choice_of_the_worker, test_urgent_trial_goes_before_older_ones,
+           test_choice_of_the_worker, test_users_trial_goes_before_all_others,
+           test_urgent_trial_goes_before_older_ones,
            test_live_models_are_the_recently_used,
            test_orphaned_shards_are_loaded_by_the_worker_with_the_fewest,
            test_a_trial_goes_back, test_a_held_trial_goes_on_where_it_was,
