@@ -290,6 +290,8 @@ class Model(TorchModel):
         """Check the weights of the training data; note and share what `build` has frozen."""
         self._network.note_flags()
         self._network.share_frozen(info)
+        if info is None:
+            return
         self._updates.bind_steps(info.steps or [info.steps_per_epoch] * info.epochs)
         weight = self._objective.weight
         if weight is not None and isinstance(info.data, Dataset):

@@ -39,7 +39,8 @@ SEARCH = (
     "devices='auto', seed=0, run=None, if_exists='error', keep='best', max_retries=3, "
     "unit_timeout=None, time_limit=None, stagger=True, asynchronous=False, "
     "live_models=None, deterministic='warn', state_dir=None, callbacks=(), "
-    "progress='auto', executor=None, workers_per_device=None, shuffle=None)"
+    "progress='auto', executor=None, workers_per_device=None, shuffle=None, "
+    "background=False)"
 )
 MODEL = (
     "(net, *, optimizer, loss=None, metrics=None, epoch_metrics=None, inputs='x', "

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from meeting import Meet, meet
 
 import cerebro
 from cerebro.executors.process import fork_servers, warm_workers
@@ -16,13 +17,16 @@ class Imported:
 
     framework = "numpy"
 
-    def __init__(self) -> None:
+    def __init__(self, folder) -> None:
+        self.folder = folder
         self.found = float("this" in sys.modules)
 
     def train_batch(self, batch):
+        meet(self.folder)
         return {"loss": self.found}
 
-    eval_batch = train_batch
+    def eval_batch(self, batch):
+        return {"loss": self.found}
 
     def state_dict(self):
         return {}
@@ -46,9 +50,9 @@ def programs(monkeypatch):
 
 
 def imported(folder):
-    """Search with two workers; return what they found, and their process ids."""
+    """Search with two workers, which both train; return what they found, and their process ids."""
     result = cerebro.search(
-        lambda config: Imported(),
+        lambda config: Imported(folder),
         {"lr": cerebro.uniform(0, 1)},
         {"x": np.zeros((8, 1))},
         n_trials=4,
@@ -58,6 +62,7 @@ def imported(folder):
         metric="train_loss",
         run=folder / "run",
         progress=False,
+        callbacks=[Meet(folder)],
     )
     found = {trial.history[0]["metrics"]["train_loss"] for trial in result.trials}
     return found, {worker.process.pid for worker in warm_workers._idle}
