@@ -55,6 +55,7 @@ def build(config, info):
     scheduler = {
         "onecycle": lambda: schedulers.OneCycleLR(optimizer, lr, total_steps=steps),
         "cosine": lambda: schedulers.CosineAnnealingLR(optimizer, steps),
+        "plateau": lambda: schedulers.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5),
     }[config["schedule"]]()
     MADE[info.trial] = net, loss, optimizer, scheduler
     return cerebro.torch.Model(
@@ -62,7 +63,7 @@ def build(config, info):
         optimizer=optimizer,
         loss=loss,
         scheduler=scheduler,
-        scheduler_step="batch",
+        scheduler_step="metric" if config["schedule"] == "plateau" else "batch",
         accumulate=config.get("accumulate", 1),
     )
 

@@ -58,6 +58,29 @@ def test_a_recursive_schedule_has_its_own_rate_after_a_change_of_batch_size(tmp_
 
 
 @pytest.mark.parametrize(
+    ("base", "changes"),
+    [
+        ({"schedule": "plateau"}, [{"lr": 0.01}, {"batch_size": 8}]),
+        ({"accumulate": 2}, [{"lr": 0.01}, {"batch_size": 8}, {"accumulate": 3}]),
+    ],
+    ids=["plateau", "accumulate"],
+)
+def test_clones_replay_under_schedules_by_loss_and_with_accumulated_batches(
+    tmp_path, base, changes
+):
+    result = clone_with(tmp_path / "run", changes, base=base)
+    for clone in result.trials[1:]:
+        assert clone.status == "finished", clone.error
+        assert cerebro.replay(result, clone).identical
+    hashes = {trial.history[-1]["state_hash"] for trial in result.trials}
+    assert len(hashes) == len(result.trials)
+    if base == {"schedule": "plateau"}:  # the parent's rate had fallen; a clone goes on from there
+        _, optimizer, scheduler = made_by(result.trials[1], 3)
+        assert scheduler.best < float("inf")
+        assert optimizer.param_groups[0]["lr"] < 0.01
+
+
+@pytest.mark.parametrize(
     ("changes", "what"),
     [
         ({"opt": "adamw"}, "the parent's optimizer is SGD, the clone's AdamW"),
