@@ -352,7 +352,13 @@ def test_a_unit_that_kills_every_worker_fails_its_trial(data, calm, tmp_path):
 
 
 START_FAILS = """
+    def build(config, info):
+        open(os.path.join(HERE, f"built-{os.getpid()}"), "w").close()
+        return Model(config, info)
+
     def fault(model):
+        while sum(name.startswith("built-") for name in os.listdir(HERE)) < WORKERS:
+            time.sleep(0.01)  # until all workers have started
         if once():
             # From here on no worker gets as far as its first task.
             open(os.path.join(HERE, "broken"), "w").close()
@@ -388,7 +394,7 @@ class Unpacked:
 
 
 def test_workers_that_die_as_they_start_end_the_run(data, tmp_path):
-    module = import_file(program(tmp_path, data, START_FAILS))
+    module = import_file(program(tmp_path, data, START_FAILS.replace("WORKERS", "1")))
     module.settings["workers"] = 1
     with pytest.raises(WorkerError, match=r"no worker process is left.*status 9"):
         broken_starts(module, tmp_path)
@@ -408,7 +414,7 @@ def kinds_so_far(run):
 
 
 def test_a_worker_whose_replacements_all_die_is_not_replaced_again(data, calm, tmp_path):
-    module = import_file(program(tmp_path, data, START_FAILS))
+    module = import_file(program(tmp_path, data, START_FAILS.replace("WORKERS", "2")))
     module.settings["workers"] = 2
 
     def say_when_it_is_missing():
