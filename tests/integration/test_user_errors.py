@@ -313,7 +313,7 @@ def test_an_interrupt_while_a_failed_run_is_closed_is_raised(
 @pytest.mark.parametrize("where", ["build", "begin_epoch", "eval_batch", "end_epoch"])
 def test_a_run_whose_first_trials_fail_alike_stops(data, tmp_path, workers, where):
     """Also where many units of other trials are done in between."""
-    space = {"do": [where] * 12}
+    space = {"do": [where] * 120}  # more than fail before the slowest of the first three
     with pytest.raises(RunError) as caught:
         search(data, tmp_path / "run", space=space, workers=workers)
     assert f"the first 3 trials failed in the same way: ValueError: wrong in {where}" in str(
@@ -322,8 +322,7 @@ def test_a_run_whose_first_trials_fail_alike_stops(data, tmp_path, workers, wher
     result = caught.value.result
     assert result.status == "failed"
     assert [t.status for t in result.trials[:3]] == ["failed"] * 3
-    # With several workers, all trials may have failed before the slowest of the first three.
-    assert workers == 3 or "stopped" in {t.status for t in result.trials}
+    assert "stopped" in {t.status for t in result.trials}
     assert str(caught.value) == result.error
 
 
