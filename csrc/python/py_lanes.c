@@ -433,8 +433,9 @@ drive(lane_run *r)
 }
 
 static int
-drive_and_end(lane_run *r)
+drive_and_end(void *run)
 {
+    lane_run *r = run;
     cer_error err = {0};
     cer_status status;
     int result;
@@ -462,29 +463,15 @@ drive_and_end(lane_run *r)
 static int
 run_in_context(lane_run *r)
 {
-    PyObject *context = PyObject_CallNoArgs(replay_at(r, 0)->context);
-    PyObject *entered = NULL, *left, *type, *value, *traceback;
-    int result;
+    PyObject *enter = PyUnicode_InternFromString("__enter__");
+    PyObject *leave = PyUnicode_InternFromString("__exit__");
+    int result = -1;
 
-    if (context != NULL)
-        entered = PyObject_CallMethod(context, "__enter__", NULL);
-    if (entered == NULL) {
-        Py_XDECREF(context);
-        return -1;
-    }
-    result = drive_and_end(r);
-    PyErr_Fetch(&type, &value, &traceback);
-    left = PyObject_CallMethod(context, "__exit__", "OOO", Py_None, Py_None,
-                               Py_None);
-    if (left == NULL)
-        result = -1;
-    if (type != NULL) { /* the first failure is the one to tell */
-        PyErr_Clear();
-        PyErr_Restore(type, value, traceback);
-    }
-    Py_XDECREF(left);
-    Py_DECREF(entered);
-    Py_DECREF(context);
+    if (enter != NULL && leave != NULL)
+        result = py_replay_in_context(replay_at(r, 0)->context, enter, leave,
+                                      drive_and_end, r);
+    Py_XDECREF(enter);
+    Py_XDECREF(leave);
     return result;
 }
 

@@ -93,26 +93,36 @@ run_call(const replay_call *call)
     return result == NULL ? -1 : 0;
 }
 
-/* Runs the calls within a new context. */
 static int
-run_calls(const replay_object *self)
+run_calls(void *object)
 {
-    PyObject *context = PyObject_CallNoArgs(self->context);
+    const replay_object *self = object;
+    int result = 0;
+
+    for (size_t i = 0; i < self->n_calls && result == 0; i++)
+        result = run_call(&self->calls[i]);
+    return result;
+}
+
+int
+py_replay_in_context(PyObject *make, PyObject *enter, PyObject *leave,
+                     int (*run)(void *of), void *of)
+{
+    PyObject *context = PyObject_CallNoArgs(make);
     PyObject *entered = NULL, *left, *type, *value, *traceback;
     PyObject *leaving[] = {context, Py_None, Py_None, Py_None};
-    int result = 0;
+    int result;
 
     if (context == NULL)
         return -1;
-    entered = PyObject_CallMethodNoArgs(context, self->enter);
+    entered = PyObject_CallMethodNoArgs(context, enter);
     if (entered == NULL) {
         Py_DECREF(context);
         return -1;
     }
-    for (size_t i = 0; i < self->n_calls && result == 0; i++)
-        result = run_call(&self->calls[i]);
+    result = run(of);
     PyErr_Fetch(&type, &value, &traceback);
-    left = PyObject_VectorcallMethod(self->leave, leaving, 4, NULL);
+    left = PyObject_VectorcallMethod(leave, leaving, 4, NULL);
     if (left == NULL)
         result = -1;
     if (type != NULL) { /* the first failure is the one to tell */
@@ -139,7 +149,8 @@ py_replay_run(PyObject *object, const cer_batch *batch)
     for (size_t i = 0; i < self->n_numbers; i++)
         set_number(&self->numbers[i]);
     self->runs++;
-    if (run_calls(self) < 0) {
+    if (py_replay_in_context(self->context, self->enter, self->leave, run_calls,
+                             self) < 0) {
         self->failed = 1;
         return -1;
     }

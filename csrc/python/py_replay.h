@@ -27,6 +27,12 @@ int py_replay_read_list(PyObject *list, size_t size,
                         int (*read)(PyObject *item, void *out), void *array,
                         size_t *n);
 
+/* Runs within a context manager that make() returns; `enter` and `leave` are
+ * the names of its methods. Returns what `run` returns, or -1 with an
+ * exception; the first one, if several are raised. */
+int py_replay_in_context(PyObject *make, PyObject *enter, PyObject *leave,
+                         int (*run)(void *of), void *of);
+
 /* Whether tensors have the same types, shapes and strides. */
 bool py_replay_are_alike(const cer_tensor *ones, const cer_tensor *twos,
                          size_t n);
