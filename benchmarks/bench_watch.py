@@ -116,7 +116,7 @@ def cpu(call: Callable[[], Any]) -> tuple[float, Any]:
 
 @contextlib.contextmanager
 def watch(folder: Path) -> Iterator[None]:
-    """Serve a folder from a process of its own, and poll its newest run as a page does."""
+    """Serve a folder from a separate process, and poll its newest run as a page does."""
     command = [sys.executable, "-m", "cerebro", "watch", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Search in a process of its own, which outlives the one that has asked for it.
+"""Search in a separate process, which keeps running when the caller's process ends.
 
 The new process (`cerebro.api.background_process`) gets what a worker would: the user's modules as
 this process has them, the settings of the libraries, the filters of warnings, and the arguments,
@@ -47,7 +47,7 @@ sys.path[:] = filter(None, sys.path)
 from cerebro.api.background_process import main
 main(int(sys.argv[1]))
 """
-"""The process is nobody's child, so that nothing waits for it or ends it. The working directory is
+"""The process is detached, so that nothing waits for it or ends it. The working directory is
 not first on the path: a file there with the name of a library would hide it.
 """
 

@@ -24,7 +24,7 @@ from cerebro.results.result import Result
 from cerebro.run.folder import BACKGROUND_LOG, rows_in
 from cerebro.worker.trial_warnings import Watch
 
-MOST_TEXT = 10_000  # of a traceback, in characters: a socket holds it, even if nobody reads
+MOST_TEXT = 10_000  # of a traceback, in characters: fits into the socket's buffer
 
 
 class Relay(Lines):
@@ -36,7 +36,7 @@ class Relay(Lines):
         self._has_begun = False
 
     def tell(self, *message: Any) -> None:
-        with contextlib.suppress(OSError):  # nobody listens any more
+        with contextlib.suppress(OSError):  # the reader has gone
             self._connection.send_bytes(pickle_event(message))
 
     def phase(self, what: str) -> None:

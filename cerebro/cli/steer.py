@@ -133,7 +133,7 @@ def actions(options: argparse.Namespace) -> int:
     for row in rows:
         print(describe_action(row))
     if not rows:
-        print(f"nobody has asked anything of {options.run}")
+        print(f"no requests were sent to {options.run}")
     return 0
 
 

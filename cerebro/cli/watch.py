@@ -15,7 +15,7 @@ def add(commands: Any) -> None:
     parser = new_command(commands, "watch", watch, "watch and steer runs on a page in the browser")
     parser.description = (
         "Serve a page that shows a run while it trains and afterwards, on this machine only. Its "
-        "address, which is printed, has a token: whoever has it can steer the run."
+        "address, which is printed, has a token: anyone who has it can steer the run."
     )
     parser.add_argument(
         "run", nargs="?", default="runs", help="a run's folder, or a folder of runs (runs)"

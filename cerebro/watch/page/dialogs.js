@@ -117,17 +117,22 @@ async function showClone(number) {
     return request;
   };
   form.addEventListener("input", read);
+  onSubmit(form, read, problem, go);
+  body.append(form);
+  read();
+  (rows[0]?.input ?? until).focus();
+  const told = await source.trial(number);
+  for (const epoch of told.kept ?? []) after.append(node("option", { value: epoch }, epoch === (trial.best ?? -1) + 1 ? `epoch ${epoch} (best)` : `epoch ${epoch}`));
+}
+
+/** Sends what `read` returns when a form is submitted; shows a refusal in `problem`. */
+function onSubmit(form, read, problem, go) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     go.disabled = true;
     const told = await act(read(), () => $("dialog").close());
     if (told.error) { problem.hidden = false; problem.textContent = plain(told.error); go.disabled = false; }
   });
-  body.append(form);
-  read();
-  (rows[0]?.input ?? until).focus();
-  const told = await source.trial(number);
-  for (const epoch of told.kept ?? []) after.append(node("option", { value: epoch }, epoch === (trial.best ?? -1) + 1 ? `epoch ${epoch} (best)` : `epoch ${epoch}`));
 }
 
 function showAdd() {
@@ -150,12 +155,7 @@ function showAdd() {
     return { verb: "add", changes, ...(+until.value === run.info.epochs ? {} : { epochs: +until.value }) };
   };
   form.addEventListener("input", read);
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    go.disabled = true;
-    const told = await act(read(), () => $("dialog").close());
-    if (told.error) { problem.hidden = false; problem.textContent = plain(told.error); go.disabled = false; }
-  });
+  onSubmit(form, read, problem, go);
   body.append(form);
   read();
   rows[0]?.input.focus();
