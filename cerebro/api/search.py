@@ -255,8 +255,9 @@ def search(
     background
         Search in a separate process, which keeps running when this one ends, and return a
         `cerebro.Run` once training has begun; mistakes raise before that. The process gets copies
-        of the arguments: callbacks and a searcher's object here do not change. Its output is in ``background.log`` in
-        the run's folder. With ``if_exists="resume"``, a run that is live is returned as it is.
+        of the arguments: callbacks and a searcher's object here do not change. Its output is in
+        ``background.log`` in the run's folder. With ``if_exists="resume"``, a run that is live is
+        returned as it is.
 
     Returns
     -------
