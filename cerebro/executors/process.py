@@ -164,8 +164,12 @@ class WorkerProcess:
     def _kill(self) -> None:
         """Kill the worker and the processes in its group, which its trials started."""
         if self.process.returncode is None:  # not reaped, so its pid is not reused
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            try:
                 os.killpg(self.process.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                # A fork that has no group yet.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.process.pid, signal.SIGKILL)
 
 
 def _make_channels() -> tuple[socket.socket, socket.socket, _core.BeatPage]:

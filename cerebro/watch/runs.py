@@ -60,16 +60,19 @@ class WatchedRun:
             return self._summary[1]
 
     def _summarize(self) -> dict[str, Any]:
-        name = self.folder.name
+        name, gone = self.folder.name, False
         try:
-            with reader(self.folder) as connection:
-                meta = read_meta(connection)
-                check_meta(meta)
-                ranking = read_group(Ranking, meta["settings"])
-                (trials,) = connection.execute("SELECT count(*) FROM trials").fetchone()
+            for _ in range(2):  # a run without an owner may have ended since it was read
+                with reader(self.folder) as connection:
+                    meta = read_meta(connection)
+                    check_meta(meta)
+                    ranking = read_group(Ranking, meta["settings"])
+                    (trials,) = connection.execute("SELECT count(*) FROM trials").fetchone()
+                gone = meta["status"] == "running" and owner_of(self.folder) is None
+                if not gone:
+                    break
         except (CerebroError, OSError) as error:
             return {"name": name, "status": "unreadable", "error": text_of(error)}
-        gone = meta["status"] == "running" and owner_of(self.folder) is None
         return {
             "name": name,
             "status": "interrupted" if gone else meta["status"],

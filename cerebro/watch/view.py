@@ -79,17 +79,27 @@ class View:
         if signature == self._signature and not self._owner_may_be_gone(now):
             self._read_at = now
             return False
+        self._read()
+        self._asked_owner = now
+        gone = self.status == "running" and owner_of(self.folder) is None
+        if gone:
+            self._read()  # the run may have ended meanwhile
+        self._signature, self._read_at = signature, now  # after an error, the next poll reads again
+        if self.status == "running" and gone:
+            self.status = "interrupted"
+        elif self.status == "running" and self.meta.get("paused"):
+            self.status = "paused"
+        return True
+
+    def _read(self) -> None:
         with reader(self.folder) as connection:
             meta = read_meta(connection)
             check_meta(meta)
             mark = (meta["id"], meta.get("owner"), *last_rows(connection))
             if self._is_other_run(mark):
                 self._forget()
-            self._mark, self.meta = mark, meta
+            self._mark, self.meta, self.status = mark, meta, str(meta["status"])
             self.rows.read(connection, meta)
-        self._signature, self._read_at = signature, now  # after an error, the next poll reads again
-        self._set_status(now)
-        return True
 
     def _is_other_run(self, mark: tuple[Any, ...]) -> bool:
         before = self._mark
@@ -103,16 +113,6 @@ class View:
             return False
         self._asked_owner = now
         return (owner_of(self.folder) is None) != (self.status == "interrupted")
-
-    def _set_status(self, now: float) -> None:
-        self.status = str(self.meta["status"])
-        if self.status != "running":
-            return
-        self._asked_owner = now
-        if owner_of(self.folder) is None:
-            self.status = "interrupted"
-        elif self.meta.get("paused"):
-            self.status = "paused"
 
     @property
     def lines(self) -> dict[int, Line]:

@@ -384,6 +384,30 @@ def test_a_run_whose_process_is_gone_is_interrupted(
     assert "running" not in {trial["status"] for trial in answer["trials"]}
 
 
+def set_status(folder: Path, status: str) -> None:
+    with sqlite3.connect(folder / "run.sqlite") as store:
+        store.execute("UPDATE meta SET value = ? WHERE key = 'status'", (json.dumps(status),))
+
+
+def test_a_run_that_ends_while_it_is_read_is_finished(
+    tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process ends between the reading of the store and the question who trains it."""
+    folder = shutil.copytree(finished / "one", tmp_path / "one")
+    set_status(folder, "running")
+
+    def end(_: Path) -> None:
+        set_status(folder, "finished")
+
+    monkeypatch.setattr(cerebro.watch.view, "owner_of", end)
+    view = View(folder)
+    view.refresh(now=0.0)
+    assert view.status == "finished"
+    set_status(folder, "running")
+    monkeypatch.setattr(cerebro.watch.runs, "owner_of", end)
+    assert WatchedRuns(folder).describe()[0]["status"] == "finished"
+
+
 def test_a_store_that_has_not_changed_is_not_opened(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -26,9 +27,11 @@ import psutil
 import pytest
 
 import cerebro
+from cerebro._core import BeatPage
 from cerebro.errors import InputError, RunError, WorkerError
 from cerebro.executors.local import LocalExecutor
 from cerebro.executors.process import WorkerKind, WorkerProcess, warm_workers
+from cerebro.executors.wire import Channel
 from cerebro.run.recipe import import_file
 
 SILENCE = 2.0
@@ -475,6 +478,17 @@ def test_spawning_a_worker_without_free_descriptors_leaks_nothing():
     assert failed >= 4
     del worker
     assert (process.num_fds(), len(process.children())) == before
+
+
+def test_a_worker_that_has_no_process_group_yet_is_killed():
+    """As a fork that is stopped in its first instructions."""
+    process = subprocess.Popen(["sleep", "600"])
+    ours, theirs = socket.socketpair()
+    worker = WorkerProcess(process, Channel(ours), BeatPage(), WorkerKind(1))
+    os.kill(process.pid, signal.SIGSTOP)
+    worker.stop(kill=True)
+    theirs.close()
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_a_trial_that_leaks_open_files_fails_and_its_worker_is_replaced(data, tmp_path):
