@@ -27,6 +27,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -314,7 +315,7 @@ def check_early(variables: Mapping[str, str]) -> None:
     check ends by itself.
     """
     visible = variables.get("CUDA_VISIBLE_DEVICES", "")
-    _early[:] = [process for process in _early if process.poll() is None]  # reaps those that ended
+    _early[:] = [process for process in _early if process.poll() is None]
     if visible in _checked_early or not _is_first_use():
         return
     _checked_early.add(visible)
@@ -328,6 +329,7 @@ def check_early(variables: Mapping[str, str]) -> None:
             env=variables,
         )
         _early.append(process)
+        threading.Thread(target=process.wait, name="cerebro-card", daemon=True).start()  # reaps it
 
 
 _early: list[subprocess.Popen[bytes]] = []

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from cerebro.data import depots
@@ -176,6 +177,13 @@ from cerebro.machine import cuda
 cuda._run_check = lambda name: ("checked again", False)
 print(cuda.find_problem("cuda:0"))
 """
+
+
+def test_a_check_that_has_ended_is_reaped(early):
+    cuda.check_early(os.environ)
+    while any(child.pid == early[0].pid for child in psutil.Process().children()):
+        time.sleep(0.01)
+    assert early[0].wait() == 0
 
 
 def ask_in_another_process():
