@@ -204,7 +204,7 @@ def check_model(model: object) -> None:
         )
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     if is_keras(model):
-        raise InputError(f"build returned a {kind}: {NO_KERAS}")
+        raise InputError(f"build returned a {kind}: {NO_KERAS}, or just the compiled net")
     for name, signature in _REQUIRED.items():
         if name == "eval_batch" and callable(getattr(model, "evaluate", None)):
             continue
@@ -233,13 +233,11 @@ def is_keras(value: object) -> bool:
 
 
 _CONVERTERS = {
-    "LightningModule": "convert it: cerebro.torch.from_lightning(module, inputs=[...])",
     "PreTrainedModel": "convert it: cerebro.torch.from_transformers(model, optimizer=...)",
     "PeftModel": "convert it: cerebro.torch.from_transformers(model, optimizer=...)",
-    "NeuralNet": "convert it: cerebro.torch.from_skorch(net)",
 }
 
-_PACKAGES = ("lightning", "pytorch_lightning", "transformers", "peft", "skorch")
+_PACKAGES = ("transformers", "peft")
 
 
 def _find_hint(model: object) -> str:
@@ -249,7 +247,7 @@ def _find_hint(model: object) -> str:
     if hasattr(model, "parameters") and hasattr(model, "forward"):
         return "; wrap the network: cerebro.torch.Model(net, optimizer=..., loss=...)"
     if hasattr(model, "partial_fit"):
-        return "; wrap the estimator: cerebro.sklearn.Model(estimator)"
+        return "; make it a sklearn.base.BaseEstimator, or give it these methods"
     if hasattr(model, "apply") and hasattr(model, "init"):
         return "; wrap the module: cerebro.jax.Model(net.apply, params, optimizer=..., loss=...)"
     if isinstance(model, tuple):
@@ -490,6 +488,8 @@ class BaseModel:
 
     framework: str
     columns_read: list[str] | None = None
+    wrapped = ""
+    """What `build` returned, if it was wrapped in this model; see `cerebro.worker.wrapping`."""
     words = Words()
     declares_metrics = False
     """See the function `declares_metrics`."""

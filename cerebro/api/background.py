@@ -88,7 +88,7 @@ def start_search(arguments: Mapping[str, Any], show: Any) -> Run:
     data, validation, run, if_exists = (
         given.pop(name) for name in ("data", "validation", "run", "if_exists")
     )
-    with write_rows(data, validation, run, if_exists, show.phase) as (data, validation, folder):
+    with write_rows(data, validation, run, if_exists, show) as (data, validation, folder):
         # A folder for "new" is made by now.
         given |= {"data": data, "validation": validation, "run": folder}
         given["if_exists"] = if_exists if if_exists == "resume" else "error"

@@ -73,6 +73,7 @@ class Check:
     findings: list[Finding] = field(default_factory=list)
     offer: str = ""
     lanes: int = 1
+    wrapped: str = ""
 
     @property
     def ok(self) -> bool:
@@ -92,7 +93,9 @@ class Check:
         lines = self.problems or [f"{said}; metrics: {', '.join(self.metrics)}"]
         several = f"a search trains up to {self.lanes} trials at once on each GPU"
         lanes = several if self.lanes > 1 else ""
-        return "\n".join(filter(None, [*lines, *map(str, self.findings), self.offer, lanes]))
+        return "\n".join(
+            filter(None, [self.wrapped, *lines, *map(str, self.findings), self.offer, lanes])
+        )
 
 
 @shorten_tracebacks
@@ -173,6 +176,7 @@ def check(
         list(done.findings),
         offer_graph(done.gain),
         choose_lanes(model, usable_memory(model, [device]), None) if is_gpu(device) else 1,
+        model.wrapped,
     )
 
 

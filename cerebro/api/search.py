@@ -282,7 +282,7 @@ def search(
     if background:
         started: Any = start_search(arguments, show)
         return started  # type: ignore[no-any-return]  # see `may_return_run`
-    with write_rows(data, validation, run, if_exists, show.phase) as (data, validation, run):
+    with write_rows(data, validation, run, if_exists, show) as (data, validation, run):
         check_build(build)
         check_one_of("select", select, ("best", "last"))
         check_one_of("keep", keep, ("best", "last", "all"))

@@ -111,6 +111,8 @@ def conduct(
                 coordinator.events.note_findings(tried.findings_to_show())
                 tried.raise_if_broken()
                 coordinator.words = tried.model.words
+                if tried.model.wrapped:
+                    progress.advise(tried.model.wrapped)
                 coordinator.events.unread.begin(config, tried.read)
                 if tried.model.declares_metrics:
                     require_metrics(settings, tried.model)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from cerebro.data.columns import ColumnData, cell_at, check_codes, missing_value_error
+from cerebro.data.containers import is_container, unpack
 from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import convert, find_first_text, quote_cell
 from cerebro.data.manifest import Column
@@ -40,6 +41,8 @@ def was_given(data: Dataset) -> bool:
 
 def is_rows(value: Any) -> bool:
     """Return whether `value` is rows that `shard` reads, not a dataset, path or fraction."""
+    if is_container(value):
+        return True
     if isinstance(value, (Dataset, str, bytes, os.PathLike)):
         return False
     if isinstance(value, (Mapping, Source)) or is_pair(value):
@@ -51,8 +54,16 @@ def is_rows(value: Any) -> bool:
     return is_torch(value) or is_huggingface(value)
 
 
-def write_given_rows(data: Any, validation: Any, folder: Path) -> tuple[Any, Any]:
-    """Replace rows by datasets, which are written to the subfolders ``data`` and ``validation``."""
+def write_given_rows(
+    data: Any, validation: Any, folder: Path, tell: Callable[[str], object] = lambda _: None
+) -> tuple[Any, Any]:
+    """Replace rows by datasets, which are written to the subfolders ``data`` and ``validation``.
+
+    `tell` gets a sentence about what of a DataLoader or the like is not used, if anything.
+    """
+    data, validation, remark = unpack(data, validation)
+    if remark:
+        tell(remark)
     if is_rows(data):
         data = write(data, folder / FOLDERS[0])
     if is_rows(validation):

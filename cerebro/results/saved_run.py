@@ -460,7 +460,7 @@ class SavedRun:
 
         Data in memory is written to a temporary folder, which closing `rows` removes.
         """
-        if isinstance(data, (str, os.PathLike)):
+        if isinstance(data, (str, os.PathLike)) and not is_rows(data):
             data = Dataset(data)
         if isinstance(data, Dataset):
             return data

@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -251,12 +251,12 @@ def write_rows(
     validation: Any,
     run: Any,
     if_exists: Any,
-    phase: Callable[[str], object] = lambda _: None,
+    display: Any = None,
 ) -> Iterator[tuple[Any, Any, Any]]:
     """Choose a run's folder, write data given in memory to it, and yield the search's arguments.
 
     These are the data, the validation data and the folder. The data is removed at the end of the
-    block if no run was created. `phase` is told that the data is being written.
+    block if no run was created. `display` shows that the data is being written.
     """
     with reserve_folder(run, if_exists) as run:
         if not (is_rows(data) or is_rows(validation)):
@@ -276,8 +276,10 @@ def write_rows(
                 pass
         token = rows_in.set(folder)
         try:
-            phase("writing the data")
-            yield *write_given_rows(data, validation, folder), folder
+            tell = (lambda _: None) if display is None else display.advise
+            if display is not None:
+                display.phase("writing the data")
+            yield *write_given_rows(data, validation, folder, tell), folder
         finally:
             rows_in.reset(token)
             for path in () if (folder / FILE).exists() else made:

@@ -80,6 +80,7 @@ def check_hop(
     facts = replace(
         facts,
         words=words_of(model),
+        wrapped=getattr(model, "wrapped", ""),
         declares_metrics=declares_metrics(model),
         metrics=tuple(sorted({*straight.metrics, *named_metrics(model)})),
         state_bytes=memoryview(straight.pack_state()).nbytes,

@@ -317,6 +317,7 @@ class ModelFacts:
     shares_gpu: bool = False  # whether several of its trials are trained faster at once on a GPU
     lane_bytes: int = 0  # the memory of a GPU that training it takes; 0 if unknown
     usable_bytes: int = 0  # the memory of the GPU that its worker has or could get; 0 if unknown
+    wrapped: str = ""  # what `build` returned, if that was not a model; see `worker.wrapping`
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from cerebro.worker.read_names import Reads
 from cerebro.worker.sharing import Sharing, Unshared
 from cerebro.worker.trial_state import EpochProgress
 from cerebro.worker.user_errors import describe
+from cerebro.worker.wrapping import wrap
 
 COLLECTED_BYTES = 256 << 20  # dropped models of this size together are freed at once
 
@@ -186,6 +187,7 @@ def build_model(
             for name, value in by_import.items():
                 owner = next(library for library in LIBRARIES if name in library.FIRST)
                 owner.imported[name] = value
+    model = wrap(model, info)
     check_model(model)
     if hasattr(model, "bind_info"):
         model.bind_info(info)

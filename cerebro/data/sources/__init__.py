@@ -12,6 +12,8 @@ from cerebro.data.sources.arrays import ArraysSource, PandasSource, bunch_source
 from cerebro.data.sources.arrow_tables import ArrowFileSource, ArrowSource, ParquetSource
 from cerebro.data.sources.base import Source
 from cerebro.data.sources.files import CsvSource, NpzSource
+from cerebro.data.sources.image_folders import holds_class_folders, images
+from cerebro.data.sources.loaders import dataset_of, is_loader
 from cerebro.data.sources.row_by_row import (
     HuggingFaceSource,
     RowsSource,
@@ -31,8 +33,9 @@ _FILES: dict[str, Callable[[Path], Source]] = {
 }
 _ACCEPTED = (
     "a mapping of column names to arrays, a pair (x, y), a pandas or Arrow table, the path of a "
-    ".npz, .csv, .parquet or .arrow file or of a folder of .parquet files, cerebro.images(folder), "
-    "a PyTorch or Hugging Face dataset, or an iterable of row mappings"
+    ".npz, .csv, .parquet or .arrow file or of a folder of .parquet files or of class folders, "
+    "cerebro.images(folder), a PyTorch dataset or DataLoader, a Hugging Face dataset, or an "
+    "iterable of row mappings"
 )
 
 
@@ -42,6 +45,8 @@ def open_source(source: Any) -> Source:
         return source
     if isinstance(source, (str, os.PathLike)):
         return _open_file(Path(expand_path(os.fspath(source))))
+    if is_loader(source):
+        source = dataset_of(source)
     if is_huggingface(source):
         return HuggingFaceSource(source)
     if is_pair(source):
@@ -72,7 +77,12 @@ def _open_file(path: Path) -> Source:
     if path.is_dir():
         if any(part.suffix.lower() == ".parquet" for part in path.rglob("*")):
             return ParquetSource(path)
-        raise InputError(f"'{path}' is a folder: for class folders use cerebro.images('{path}')")
+        if holds_class_folders(path):
+            return images(path)
+        raise InputError(
+            f"'{path}' is a folder without .parquet files, and without class folders of images: "
+            "see cerebro.images"
+        )
     opener = _FILES.get(path.suffix.lower())
     if opener is None:
         raise InputError(f"'{path}': unsupported file type; use {_ACCEPTED}")

@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
+from cerebro.arguments import check_one_of
 from cerebro.data.columns import ColumnData, turn_upright
 from cerebro.data.dtypes import Array
 from cerebro.data.manifest import checksum_of
@@ -23,7 +25,10 @@ CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 
 
 def images(
-    folder: str | os.PathLike[str], size: int | tuple[int, int] | None = None, mode: str = "RGB"
+    folder: str | os.PathLike[str],
+    size: int | tuple[int, int] | None = None,
+    mode: str = "RGB",
+    errors: Literal["raise", "skip"] = "raise",
 ) -> ImagesSource:
     """Return a source for `cerebro.shard`: the images in the class folders of a folder.
 
@@ -41,6 +46,9 @@ def images(
         this, regardless of their shape. None: all must have the same size.
     mode
         ``"RGB"``, ``"L"`` (gray, 1 channel) or ``"RGBA"``.
+    errors
+        What a file does that cannot be decoded: ``"raise"`` an error, or be left out (``"skip"``)
+        with a warning that names it.
 
     Raises
     ------
@@ -48,7 +56,17 @@ def images(
         An argument is invalid, the folder is missing or has no images, or Pillow is not installed.
         An image of more than 8 bits is an error when it is read.
     """
-    return ImagesSource(path_of("folder", folder), size, mode)
+    return ImagesSource(path_of("folder", folder), size, mode, errors)
+
+
+def holds_class_folders(folder: Path) -> bool:
+    """Return whether a folder has images, all of them in subfolders."""
+    return not any(map(_is_image, folder.iterdir())) and any(
+        _is_image(path)
+        for child in folder.iterdir()
+        if child.is_dir() and not child.name.startswith(".")
+        for path in child.rglob("*")
+    )
 
 
 class ImagesSource(Source):
@@ -56,7 +74,14 @@ class ImagesSource(Source):
 
     kind = "images"
 
-    def __init__(self, folder: Path, size: int | tuple[int, int] | None, mode: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        size: int | tuple[int, int] | None = None,
+        mode: str = "RGB",
+        errors: str = "raise",
+    ) -> None:
+        check_one_of("errors", errors, ("raise", "skip"))
         if mode not in CHANNELS:
             raise InputError(f"mode is {mode!r}: it must be one of {', '.join(CHANNELS)}")
         if not folder.is_dir():
@@ -70,6 +95,7 @@ class ImagesSource(Source):
             raise InputError(f"size is {size!r}: give one number of pixels or (height, width)")
         self.size = None if pair is None else (int(pair[0]), int(pair[1]))
         self.mode = mode
+        self._skips = errors == "skip"
         folders = [
             (child.name, sorted(path for path in child.rglob("*") if _is_image(path)))
             for child in folder.iterdir()
@@ -88,17 +114,25 @@ class ImagesSource(Source):
             for paths in self.files.values()
             for path in paths
         ]
-        return f"images:{checksum_of([listing, self.size, self.mode])}"
+        return f"images:{checksum_of([listing, self.size, self.mode, self._skips])}"
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
         names = list(self.files)
         labelled = [(path, code) for code, name in enumerate(names) for path in self.files[name]]
         columns = choose_columns(["x", "y"], wanted)
         shape = None
+        skipped: list[str] = []
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             for start in range(0, len(labelled), CHUNK_IMAGES):
                 chunk = labelled[start : start + CHUNK_IMAGES]
-                decoded = list(pool.map(self._decode, [path for path, _ in chunk]))
+                read = list(pool.map(self._read, [path for path, _ in chunk]))
+                skipped += [str(e) for e in read if isinstance(e, InputError)]
+                chunk = [
+                    c for c, e in zip(chunk, read, strict=True) if not isinstance(e, InputError)
+                ]
+                decoded = [e for e in read if not isinstance(e, InputError)]
+                if not decoded:
+                    continue
                 shape = shape or decoded[0].shape
                 for (path, _), pixels in zip(chunk, decoded, strict=True):
                     if pixels.shape != shape:
@@ -113,6 +147,18 @@ class ImagesSource(Source):
                     "y": ColumnData(codes, "int64", None, names, ordered=True),
                 }
                 yield {name: table[name] for name in columns}
+        if skipped:
+            more = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
+            self.remark = f"left out: {skipped[0].partition('; repair')[0]}{more}"
+
+    def _read(self, path: Path) -> Array | InputError:
+        """Return an image's pixels, or the error if images with errors are skipped."""
+        try:
+            return self._decode(path)
+        except InputError as error:
+            if not self._skips:
+                raise
+            return error
 
     def _decode(self, path: Path) -> Array:
         from PIL import Image
@@ -135,7 +181,8 @@ class ImagesSource(Source):
             raise
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise InputError(
-                f"'{path}' is not an image or is damaged: {error}; repair or remove it"
+                f"'{path}' is not an image or is damaged: {error}; repair or remove it, or give "
+                'cerebro.images(..., errors="skip")'
             ) from None
         return pixels.reshape(*pixels.shape[:2], CHANNELS[self.mode])
 

@@ -57,11 +57,6 @@ def row_chunks(
     first = row = held = 0
     for row, mapping in enumerate(rows):
         if not isinstance(mapping, Mapping):
-            if hasattr(rows, "dataset") and hasattr(rows, "batch_size"):
-                raise InputError(
-                    f"the source is a {type(rows).__name__}, which makes batches: give the dataset "
-                    "that it reads, loader.dataset"
-                )
             cure = ""
             if isinstance(rows, tuple) and getattr(mapping, "ndim", 0) > 0:
                 cure = "; give whole columns as a mapping of names, or as a pair (x, y)"

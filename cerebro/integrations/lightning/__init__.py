@@ -52,11 +52,13 @@ def from_lightning(
     inputs
         The columns of the batch that the module's steps receive. A list of columns gives a batch
         that steps unpack, ``x, y = batch``; a mapping of keys to columns gives a dict; a name gives
-        that column alone. None: a dict of all columns.
+        that column alone. None: a dict of all columns, which steps may also unpack in the data's
+        order.
     forward
         The columns passed to ``forward`` in :meth:`~cerebro.model.BaseModel.predict`, in the form
-        of `inputs` of :class:`cerebro.torch.Model`. None: the first column if `inputs` is a list,
-        otherwise all of `inputs`. Not used if the module defines ``predict_step``.
+        of `inputs` of :class:`cerebro.torch.Model`. None: the first column if `inputs` is a list;
+        if `inputs` is None, those named like its parameters or the first one; otherwise all of
+        `inputs`. Not used if the module defines ``predict_step``.
     gradient_clip_val, gradient_clip_algorithm, accumulate_grad_batches
         As in ``lightning.Trainer``. A window of accumulated batches may cross units: its gradients
         move with the trial.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +40,21 @@ from cerebro.torch.parameter_order import in_own_order
 from cerebro.torch.state import collect_updates, load_updates, require_parts
 
 
+class WholeBatch(dict[str, Any]):
+    """All columns, for steps that look them up, ``batch["x"]``, or unpack them, ``x, y = batch``.
+
+    Iterating gives the values, as a loader's tuples do; everything else is a dict's.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values())
+
+    def __missing__(self, key: Any) -> Any:
+        if isinstance(key, int):
+            return list(self.values())[key]
+        raise KeyError(key)
+
+
 class BatchForm:
     """The form in which a module's steps and ``forward`` get columns; see `from_lightning`."""
 
@@ -48,16 +63,21 @@ class BatchForm:
             column_names("inputs", inputs)
         if forward is not None:
             column_names("forward", forward)
-        elif inputs is None or isinstance(inputs, (str, Mapping)):
+        elif isinstance(inputs, (str, Mapping)):
             forward = inputs
-        else:
+        elif inputs is not None:
             forward = inputs[0]
         self.inputs, self.forward = inputs, forward
+
+    def bind_columns(self, module: Any, columns: Sequence[str]) -> None:
+        """If nothing says what ``forward`` gets, choose columns by its signature."""
+        if columns and self.inputs is None and self.forward is None:
+            self.forward = _match_columns(module.forward, columns)
 
     def arrange(self, batch: Batch) -> Any:
         """Return a batch as steps receive it; several columns are a list, as in torch's loader."""
         if self.inputs is None:
-            return dict(batch)
+            return WholeBatch(batch)
         columns = make_getter(self.inputs)(batch)
         return list(columns) if isinstance(columns, tuple) else columns
 
@@ -70,19 +90,31 @@ class BatchForm:
 
     @contextlib.contextmanager
     def explain_errors(self, batch: Batch) -> Iterator[None]:
-        """Raise InputError if a step fails because it expects a tuple, not a dict of columns."""
+        """Raise InputError if a step unpacks another number of columns than the data has."""
         try:
             yield
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            unpacked = isinstance(error, KeyError) and error.args and isinstance(error.args[0], int)
-            hints = ("'str'", "values to unpack", "not str")
-            if self.inputs is None and (unpacked or any(hint in str(error) for hint in hints)):
+        except ValueError as error:
+            if self.inputs is None and "values to unpack" in str(error):
                 names = ", ".join(map(repr, batch))
                 raise InputError(
-                    f"the module's step does not take the batch as a dict of the columns {names}: "
-                    f"name the columns that it unpacks, from_lightning(module, inputs=[{names}])"
+                    f"the module's step unpacks its batch, which has the columns {names}: name "
+                    f"those that it takes, cerebro.torch.from_lightning(module, inputs=[...])"
                 ) from error
             raise
+
+
+def _match_columns(forward: Any, columns: Sequence[str]) -> Columns | None:
+    """Return the columns that ``forward`` takes by its signature; None for the whole batch.
+
+    Parameters with the names of columns get these; ``forward(batch)`` and ``forward(**batch)`` get
+    all; otherwise the first parameter gets the first column, as in most modules.
+    """
+    parameters = inspect.signature(forward).parameters.values()
+    named = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name in columns]
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if named and set(required) <= set(named):
+        return {name: name for name in named}
+    return None if required == ["batch"] or not required else columns[0]
 
 
 class LightningModel(TorchModel):
@@ -125,6 +157,7 @@ class LightningModel(TorchModel):
 
     def bind_info(self, info: Info) -> None:
         """Set the module up for a trial, in the same order as a Trainer."""
+        self._form.bind_columns(self.net, list(info.columns or ()))
         module, device, call_hook = self.net, torch.device(info.device), self._hooks.call
         trainer = Trainer(module, info, device, self._options, self._hooks)
         self._trainer = module.trainer = trainer

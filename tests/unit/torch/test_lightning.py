@@ -642,8 +642,8 @@ def test_schedules_are_checked():
 
 
 def test_mistakes_are_explained():
-    with pytest.raises(InputError, match=r"inputs=\['x', 'y'\]"):
-        built(Classifier, pairs=False).train_batch(TRAIN[0])
+    with pytest.raises(InputError, match=r"unpacks its batch, which has the columns 'x', 'y', 'z'"):
+        built(Classifier, pairs=False).train_batch({**TRAIN[0], "z": TRAIN[0]["y"]})
     with pytest.raises(InputError, match="needs a LightningModule, not"):
         from_lightning(torch.nn.Linear(1, 1))
     with pytest.raises(InputError, match=r"give Classifier\(...\)"):
@@ -698,15 +698,36 @@ def test_inputs_give_the_form_of_batches(inputs, for_steps, for_forward):
     assert form.call(lambda *args, **kwargs: (args, kwargs), batch) == for_forward
 
 
+def test_a_whole_batch_is_looked_up_or_unpacked():
+    batch = BatchForm(None, None).arrange({"x": 1, "y": 2})
+    x, y = batch
+    assert (x, y) == (1, 2) == (batch["x"], batch["y"]) == (batch[0], batch[1])
+    assert dict(**batch) == {"x": 1, "y": 2} and "x" in batch and isinstance(batch, dict)
+    with pytest.raises(KeyError):
+        batch["z"]
+
+
+@pytest.mark.parametrize(
+    ("forward", "columns"),
+    [
+        (lambda x: x, {"x": "x"}),
+        (lambda images: images, "x"),
+        (lambda batch: batch, None),
+        (lambda **inputs: inputs, None),
+        (lambda x, y, mask=None: x, {"x": "x", "y": "y"}),
+        (lambda x, other: x, "x"),
+    ],
+)
+def test_forward_gets_columns_by_its_signature(forward, columns):
+    form = BatchForm(None, None)
+    form.bind_columns(SimpleNamespace(forward=forward), ["x", "y"])
+    assert form.forward == columns
+
+
 def test_constants_are_those_of_lightnings_trainer():
     theirs = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
     names = CONSTANTS.keys() - {"precision_plugin", "log_dir"}
     assert {name: CONSTANTS[name] for name in names} == {n: getattr(theirs, n) for n in names}
-
-
-def test_error_for_an_unconverted_module_names_from_lightning():
-    with pytest.raises(InputError, match=r"has no train_batch.*cerebro\.torch\.from_lightning"):
-        check_model(Classifier())
 
 
 def test_states_of_other_modules_are_refused():

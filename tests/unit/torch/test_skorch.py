@@ -148,11 +148,6 @@ def test_error_names_a_criterion_that_returns_several_values():
         from_skorch(net(Plain, criterion=Several)).train_batch({"x": x, "y": y})
 
 
-def test_error_for_an_unconverted_net_names_from_skorch():
-    with pytest.raises(InputError, match=r"has no train_batch.*cerebro\.torch\.from_skorch"):
-        check_model(net())
-
-
 def test_schedules_and_clipping_replace_callbacks():
     model = from_skorch(
         net(lr=1.0),

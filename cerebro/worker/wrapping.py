@@ -1,0 +1,92 @@
+"""Wrap what `build` returns if it is another framework's object that knows how it is trained.
+
+A LightningModule, a compiled Keras model, a skorch net or a scikit-learn estimator says by itself
+what its loss and optimizer are. Only the columns that it reads have to be found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from importlib import import_module
+from typing import Any
+
+from cerebro.errors import InputError
+from cerebro.model import Info, is_keras
+
+TARGETS = ("y", "target", "label", "labels")
+"""The names by which a column is taken as the target."""
+
+
+def wrap(made: Any, info: Info) -> Any:
+    """Return what `build` made as a model: itself, or the model that trains it.
+
+    Raise InputError if the data does not tell the object's inputs from its target.
+    """
+    if callable(getattr(made, "train_batch", None)):
+        return made
+    if is_keras(made):
+        if getattr(made, "optimizer", None) is None:
+            return made  # an optimizer or layer, or not compiled: `check_model` says so
+        return _wrap(made, info, "Keras model", "cerebro.keras", "Model", _match_keras(made, info))
+    if _is_a(made, "LightningModule", ("lightning", "pytorch_lightning")):
+        # It says by itself what it takes of a batch.
+        return _wrap(made, info, "LightningModule", "cerebro.torch", "from_lightning", {})
+    if _is_a(made, "NeuralNet", ("skorch",)):
+        return _wrap(made, info, "skorch net", "cerebro.torch", "from_skorch", None)
+    if _is_a(made, "BaseEstimator", ("sklearn",)):
+        return _wrap(made, info, "scikit-learn estimator", "cerebro.sklearn", "Model", None)
+    return made
+
+
+def _wrap(
+    made: Any, info: Info, kind: str, module: str, function: str, columns: dict[str, Any] | None
+) -> Any:
+    call = f"{module}.{function}"
+    if columns is None:
+        columns = _find_columns(info.data.columns, joins=module == "cerebro.sklearn")
+    if columns is None:
+        names = ", ".join(map(repr, info.data.columns))
+        raise InputError(
+            f"build returned a {kind}, and the data has the columns {names}: say which it reads, "
+            f"return {call}({type(made).__name__}(...), inputs=..., target=...)"
+        )
+    model = getattr(import_module(module), function)(made, **columns)
+    named = "".join(f", {name}={value!r}" for name, value in columns.items())
+    model.wrapped = f"build returns a {kind}: it trains as {call}(...{named})"
+    return model
+
+
+def _is_a(made: Any, name: str, packages: Collection[str]) -> bool:
+    return any(
+        kind.__name__ == name and kind.__module__.partition(".")[0] in packages
+        for kind in type(made).__mro__
+    )
+
+
+def _find_columns(columns: Iterable[str], *, joins: bool) -> dict[str, Any] | None:
+    """Return the inputs and the target among `columns`; None if the names do not tell them apart.
+
+    `joins` says that the model takes several columns as one.
+    """
+    names = list(columns)
+    targets = [name for name in names if name in TARGETS]
+    inputs = [name for name in names if name not in TARGETS]
+    if len(targets) > 1 or not inputs or (len(inputs) > 1 and not joins):
+        return {"inputs": "x", "target": "y"} if {"x", "y"} <= set(names) else None
+    found: dict[str, Any] = {"inputs": inputs[0] if len(inputs) == 1 else inputs}
+    return found | ({"target": targets[0]} if targets else {})
+
+
+def _match_keras(net: Any, info: Info) -> dict[str, Any] | None:
+    """Return the columns that are named like a functional model's inputs and outputs."""
+    try:
+        inputs, outputs = list(net.input_names), list(net.output_names)
+    except (AttributeError, ValueError):  # a subclass, or not built yet
+        return None
+    if not set(inputs) <= set(info.data.columns):
+        return None
+    columns: dict[str, Any] = {"inputs": {name: name for name in inputs}}
+    if set(outputs) <= set(info.data.columns):
+        return columns | {"target": {name: name for name in outputs}}
+    targets = [name for name in info.data.columns if name in TARGETS]
+    return columns | {"target": targets[0]} if len(targets) == 1 else None

@@ -1,0 +1,245 @@
+"""Programs as they stand in tutorials: two lines changed, and the weights of their own framework."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cerebro
+from cerebro.machine import generators
+from cerebro.run.recipe import import_file
+
+torch = pytest.importorskip("torch")
+
+PROGRAMS = Path(__file__).parent.parent / "programs"
+NEEDED = {
+    "pytorch_quickstart": "torch",
+    "image_folder": "PIL",
+    "lightning_classifier": "lightning",
+    "keras_classifier": "keras",
+    "skorch_net": "skorch",
+    "sklearn_pipeline": "sklearn",
+}
+SAID = {
+    "lightning_classifier": "build returns a LightningModule: it trains as cerebro.torch.from_lightning(...)",
+    "keras_classifier": "build returns a Keras model: it trains as cerebro.keras.Model(...",
+    "skorch_net": "build returns a skorch net: it trains as cerebro.torch.from_skorch(...",
+    "sklearn_pipeline": "build returns a scikit-learn estimator: it trains as cerebro.sklearn.Model(...",
+    "pytorch_quickstart": "the DataLoader's dataset is read; its batch_size=64 and its order are not used",
+}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_program_runs_with_two_lines_changed(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(NEEDED[name])
+    file = PROGRAMS / f"{name}.py"
+    assert file.read_text(encoding="utf-8").count("# Cerebro") <= 2
+    done = subprocess.run(
+        [sys.executable, file],
+        cwd=tmp_path,
+        env=os.environ | {"KERAS_BACKEND": "torch"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    result = cerebro.open(run)
+    assert result.status == "finished"
+    assert (done.stdout + done.stderr).count(SAID.get(name, "started with")) == 1
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As in a search, whose sums would have another order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def batches_of(result: cerebro.Result, epoch: int, size: int) -> Any:
+    """The batches of an epoch of the search, from the data in its run."""
+    return cerebro.Dataset(result.path / "data").batches(size, seed=0, epoch=epoch)
+
+
+def test_pytorch_trains_the_same_weights(tmp_path: Path, one_thread: None) -> None:
+    program = import_file(PROGRAMS / "pytorch_quickstart.py", "pytorch_quickstart")
+    result = cerebro.search(
+        program.build, {"hidden": [16], "lr": [0.1], "batch_size": 64}, program.train_dataloader,
+        epochs=2, validation=program.test_dataloader, searcher="grid", workers=0, progress=False,
+        run=tmp_path / "run",
+    )  # fmt: skip
+    generators.seed_all(cerebro._core.trial_seed(0, 0), True)
+    model = program.NeuralNetwork(16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(2):
+        for batch in batches_of(result, epoch, 64):
+            loss = program.loss_fn(model(batch["x"]), batch["y"])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    trained = result.trials[0].load("last").net
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, trained.state_dict()[name])
+
+
+def test_lightning_trains_the_same_weights(tmp_path: Path, one_thread: None) -> None:
+    lightning = pytest.importorskip("lightning")
+    program = import_file(PROGRAMS / "lightning_classifier.py", "lightning_classifier")
+    result = cerebro.search(
+        program.build, {"hidden": [16], "lr": [1e-2], "batch_size": 32}, program.Digits(),
+        epochs=2, searcher="grid", metric="val_acc", workers=0, progress=False,
+        run=tmp_path / "run",
+    )  # fmt: skip
+
+    class Epochs:
+        """The search's batches of one epoch after the other."""
+
+        epoch = 0
+
+        def __iter__(self) -> Any:
+            for batch in batches_of(result, self.epoch, 32):
+                yield batch["x"], batch["y"]
+            self.epoch += 1
+
+    generators.seed_all(cerebro._core.trial_seed(0, 0), True)
+    module = program.Classifier(16, 1e-2)
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, Epochs())
+    trained = result.trials[0].load("last").net
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, trained.state_dict()[name])
+    assert result.metric == "val_acc" and result.trials[0].history[0]["val_acc"] > 0.5
+
+
+def hashes(build: Any, data: Any, folder: Path, **options: Any) -> list[Any]:
+    result = cerebro.search(
+        build, {"lr": [0.1, 0.01]}, data, epochs=2, batch_size=16, validation=0.25,
+        searcher="grid", progress=False, run=folder, **options,
+    )  # fmt: skip
+    assert result.status == "finished"
+    return [[epoch["state_hash"] for epoch in trial.history] for trial in result.trials]
+
+
+def rows() -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(96, 4)).astype("f4")
+    return {"x": x, "y": (x[:, 0] > 0).astype("i8") + (x[:, 1] > 0)}
+
+
+def make_skorch(config: dict[str, Any]) -> Any:
+    from skorch import NeuralNetClassifier
+
+    return NeuralNetClassifier(
+        torch.nn.Linear, module__in_features=4, module__out_features=3, lr=config["lr"],
+        criterion=torch.nn.CrossEntropyLoss, verbose=0,
+    )  # fmt: skip
+
+
+def make_sklearn(config: dict[str, Any]) -> Any:
+    from sklearn.linear_model import SGDClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    classifier = SGDClassifier(
+        loss="log_loss", learning_rate="constant", eta0=config["lr"], random_state=0
+    )
+    return make_pipeline(StandardScaler(), classifier)
+
+
+def make_lightning(config: dict[str, Any]) -> Any:
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(4, 3)
+
+        def forward(self, x: Any) -> Any:
+            return self.net(x)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return torch.nn.functional.cross_entropy(self(batch["x"]), batch["y"])
+
+        def validation_step(self, batch: Any, index: int) -> Any:
+            self.log("loss", self.training_step(batch, index))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=config["lr"])
+
+    return Module()
+
+
+WRAPPED = {
+    "skorch": (make_skorch, lambda made: cerebro.torch.from_skorch(made)),
+    "sklearn": (make_sklearn, lambda made: cerebro.sklearn.Model(made)),
+    "lightning": (make_lightning, lambda made: cerebro.torch.from_lightning(made)),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_model_is_wrapped_as_by_hand(kind: str, workers: int, tmp_path: Path) -> None:
+    pytest.importorskip(kind)
+    make, wrap = WRAPPED[kind]
+    taken = hashes(make, rows(), tmp_path / "taken", workers=workers)
+    assert taken == hashes(
+        lambda config: wrap(make(config)), rows(), tmp_path / "by hand", workers=0
+    )
+    if workers:
+        assert cerebro.replay(tmp_path / "taken", trial=1, build=make).identical
+        best = cerebro.open(tmp_path / "taken").best
+        assert len(best.predict({"x": rows()["x"][:3]}, build=make)) == 3
+
+
+def test_columns_are_found_by_the_names_of_targets(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    x, y = rows().values()
+    split = {"left": x[:, :2], "right": x[:, 2:], "label": y}
+    taken = hashes(make_sklearn, split, tmp_path / "run", workers=0)
+    assert taken == hashes(make_sklearn, rows(), tmp_path / "x and y", workers=0)
+
+
+def test_columns_that_cannot_be_told_apart_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("skorch")
+    x, y = rows().values()
+    split = {"left": x[:, :2], "right": x[:, 2:], "label": y}
+    message = (
+        r"build returned a skorch net, and the data has the columns 'left', 'right', 'label': say "
+        r"which it reads, return cerebro\.torch\.from_skorch\(NeuralNetClassifier\(\.\.\.\), inputs="
+    )
+    with pytest.raises(cerebro.CerebroError, match=message):
+        hashes(make_skorch, split, tmp_path / "run", workers=0)
+
+
+def test_a_step_that_unpacks_other_columns_is_explained(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    program = import_file(PROGRAMS / "lightning_classifier.py", "lightning_classifier")
+    digits = program.load_digits()
+    data = {"x": digits.data.astype("f4"), "y": digits.target, "id": np.arange(len(digits.target))}
+    with pytest.raises(
+        cerebro.CerebroError, match=r"unpacks its batch, which has .* 'x', 'y', 'id'"
+    ):
+        cerebro.search(
+            program.build, {"hidden": [4], "lr": [0.1]}, data, epochs=1, batch_size=32,
+            validation=0.2, metric="val_acc", searcher="grid", workers=0, progress=False,
+            run=tmp_path / "run",
+        )  # fmt: skip
+
+
+def test_check_says_what_is_wrapped() -> None:
+    pytest.importorskip("sklearn")
+    checked = cerebro.check(make_sklearn, {"lr": [0.1]}, rows(), validation=0.25)
+    assert str(checked).startswith(
+        "build returns a scikit-learn estimator: it trains as cerebro.skl"
+    )
