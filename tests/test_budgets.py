@@ -26,10 +26,10 @@ LINES = {
     "control.py": 420,
     "coordinator": 5_530,
     "dask.py": 20,
-    "data": 8_600,
+    "data": 8_780,
     "errors.py": 200,
     "executors": 2_010,
-    "integrations": 8_235,
+    "integrations": 8_280,
     "jax.py": 10,
     "keras.py": 20,
     "machine": 4_320,
@@ -47,12 +47,12 @@ LINES = {
     "testing.py": 200,
     "torch": 8_580,
     "transforms.py": 430,
-    "worker": 6_070,
+    "worker": 6_180,
     "watch": 1_650,
 }
 """The most lines of Python in each folder and file of the package, a little above today's."""
 
-MOST_FILES = 266
+MOST_FILES = 269
 """Of the package, a little above today's."""
 
 MOST_LINES = 700

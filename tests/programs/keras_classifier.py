@@ -27,7 +27,7 @@ def build(config):
 
 
 if __name__ == "__main__":
-    # Instead of: model.fit(x_train, y_train, batch_size=32, epochs=3, validation_data=(x_val, y_val))
+    # Instead of model.fit(x_train, y_train, batch_size=32, epochs=3, validation_data=...)
     space = {"units": [16, 32], "lr": [1e-2, 1e-3], "batch_size": 32}  # Cerebro
     result = cerebro.search(
         build,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest

@@ -8,7 +8,6 @@ import pytest
 
 from cerebro.errors import InputError
 from cerebro.machine import generators
-from cerebro.model import check_model
 
 torch = pytest.importorskip("torch")
 skorch = pytest.importorskip("skorch")
