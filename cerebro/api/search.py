@@ -88,34 +88,34 @@ def search(
     searcher: str | Searcher = "random",
     metric: str = "loss",
     mode: Literal["min", "max"] | None = None,
-    select: Literal["best", "last"] = "best",
     batch_size: int | None = None,
-    eval_batch_size: int | None = None,
-    drop_last: bool = False,
-    stop: EarlyStopping | None = None,
     points: Sequence[Mapping[str, Any]] = (),
-    width: int | None = None,
-    workers: int | None = None,
-    threads: int = 1,
-    devices: Any = "auto",
+    stop: EarlyStopping | None = None,
+    time_limit: float | None = None,
     seed: int = 0,
     run: str | os.PathLike[str] | None = None,
     if_exists: Literal["error", "resume", "new"] = "error",
+    progress: Literal["auto", "table", "lines"] | bool = "auto",
+    workers: int | None = None,
+    threads: int = 1,
+    devices: Any = "auto",
+    workers_per_device: int | None = None,
+    executor: Executor | None = None,
+    live_models: int | None = None,
+    background: bool = False,
     keep: Literal["best", "last", "all"] = "best",
+    state_dir: str | os.PathLike[str] | None = None,
     max_retries: int = 3,
     unit_timeout: float | None = None,
-    time_limit: float | None = None,
-    stagger: bool = True,
+    select: Literal["best", "last"] = "best",
+    width: int | None = None,
     asynchronous: bool = False,
-    live_models: int | None = None,
-    deterministic: Literal["warn"] | bool = "warn",
-    state_dir: str | os.PathLike[str] | None = None,
-    callbacks: Sequence[Any] = (),
-    progress: Literal["auto", "table", "lines"] | bool = "auto",
-    executor: Executor | None = None,
-    workers_per_device: int | None = None,
     shuffle: Shuffle | None = None,
-    background: bool = False,
+    drop_last: bool = False,
+    eval_batch_size: int | None = None,
+    stagger: bool = True,
+    deterministic: Literal["warn"] | bool = "warn",
+    callbacks: Sequence[Any] = (),
 ) -> Result:
     """Train many configurations over one dataset and find the best.
 
@@ -126,6 +126,10 @@ def search(
     states depend only on the seed, its configuration, its number and the data:
     they are bit for bit the same with any number of workers, and those of a plain
     loop over ``data.batches(batch_size, seed=seed, epoch=epoch)``.
+
+    Everyday
+    --------
+    What most searches give.
 
     Parameters
     ----------
@@ -162,31 +166,34 @@ def search(
     metric, mode
         The metric that ranks trials, and whether less (``"min"``) or more (``"max"``) is better.
         Well-known metrics need no mode.
-    select
-        The epoch by which a trial is ranked: its best or its last.
     batch_size
         The number of rows per batch. Give it either here or in the space. Batches have even sizes:
         an epoch of n rows has ``round(n / batch_size)`` of them, which differ by one row at most.
-    eval_batch_size
-        The number of rows per validation batch. Default: 256; the trial's batch size for rows of
-        more than 65,536 values and for sequences of tokens (ragged columns, more than 16 integers
-        in a row), whose validation may take more memory than training.
-    drop_last
-        Whether all batches have exactly `batch_size` rows; the rows left over, a different few in
-        each epoch, are left out.
-    shuffle
-        ``"rows"`` draws a new order of all rows in each epoch, as a PyTorch ``DataLoader`` with
-        ``shuffle=True`` does. ``"shards"`` reads one group of four shards after another, in random
-        order, for data larger than memory or spread over a cluster; the groups are drawn anew in
-        each epoch, and rows are shuffled within them. None: "rows" for data up to 4 GB, else
-        "shards", also with ``stagger=False``. The choice depends on the data alone and is recorded.
-    stop
-        A `cerebro.EarlyStopping` rule.
     points
         Configurations to try before the searcher's own, or trials of an earlier run, such as
         ``cerebro.open("runs/a").top(3)``. Values for names that they omit come from the searcher.
-    width
-        The number of trials that train at the same time, for adaptive searchers.
+    stop
+        A `cerebro.EarlyStopping` rule.
+    time_limit
+        The seconds after which no new unit is started.
+    seed
+        The seed of all random numbers, at least 0.
+    run
+        The run's folder; default ``runs/<time>``.
+    if_exists
+        What to do if the run's folder exists. ``"resume"`` resumes the run, as `cerebro.resume`
+        does. Arguments that affect its trials must be the same; only `epochs` and `n_trials` may
+        increase (not `n_trials` of population-based training, the size of its population).
+        ``"new"`` starts a new run in a different folder: ``<run>-2``, ``<run>-3`` and so on.
+    progress
+        ``"table"``, ``"lines"``, False, or ``"auto"``, which chooses by the kind of output.
+
+    Resources
+    ---------
+    What the search runs on. Of these, only `threads` and the kind of device change the bits.
+
+    Parameters
+    ----------
     workers
         The number of workers; 0 trains in this process. Default: one process per `threads` cores,
         or `workers_per_device` for each GPU. With `executor`, give the number to the executor.
@@ -199,17 +206,34 @@ def search(
         ``cpu_only``, as scikit-learn models are. ``build`` finds its device in ``info.device``;
         `cerebro.torch.Model` moves its network there. With `executor`, ``"auto"`` uses the GPUs of
         its workers, and ``"cpu"`` does not.
-    seed
-        The seed of all random numbers, at least 0.
-    run
-        The run's folder; default ``runs/<time>``.
-    if_exists
-        What to do if the run's folder exists. ``"resume"`` resumes the run, as `cerebro.resume`
-        does. Arguments that affect its trials must be the same; only `epochs` and `n_trials` may
-        increase (not `n_trials` of population-based training, the size of its population).
-        ``"new"`` starts a new run in a different folder: ``<run>-2``, ``<run>-3`` and so on.
+    workers_per_device
+        The number of trials that each GPU trains at once: its *lanes*, which share one process and
+        one copy of the data. Default: up to 16 for models whose steps are replayed as graphs
+        (`cerebro.torch.Model` with ``graph=True``), as many as there are trials and as fit in half
+        of the GPU's free memory; 1 for all other models. It does not change the states.
+    executor
+        Runs the units on other machines, such as `cerebro.ray.Executor`.
+    live_models
+        The number of models that a worker keeps in memory between units. Default: as many as memory
+        allows.
+    background
+        Search in a separate process, which keeps running when this one ends, and return a
+        `cerebro.Run` once training has begun; mistakes raise before that. The process gets copies
+        of the arguments: callbacks and a searcher's object here do not change. Its output is in
+        ``background.log`` in the run's folder. With ``if_exists="resume"``, a run that is live is
+        returned as it is.
+
+    Durability
+    ----------
+    What is kept, and what happens if a worker fails.
+
+    Parameters
+    ----------
     keep
         The epochs whose states stay on disk. The state of the last epoch always stays.
+    state_dir
+        A folder for the states of live trials, such as one on a local disk or in a memory file
+        system. No other run may use it. Default: in the run's folder.
     max_retries
         How often a unit is retried after its worker died, was stopped, or ran out of memory. After
         that, its trial fails.
@@ -218,46 +242,46 @@ def search(
         longer is killed and the unit retried, at most `max_retries` times. Starting a worker
         process does not count, nor do up to 30 s of the first `build` in it, which imports
         libraries. Not available with ``workers=0``.
-    time_limit
-        The seconds after which no new unit is started.
-    stagger
-        False starts all trials at the same group of shards and keeps at most two groups open, for
-        data larger than memory.
+
+    Expert
+    ------
+    Details of ranking, order, batches and exactness; the defaults suit most searches.
+
+    Parameters
+    ----------
+    select
+        The epoch by which a trial is ranked: its best or its last.
+    width
+        The number of trials that train at the same time, for adaptive searchers.
     asynchronous
         Report every epoch to an adaptive searcher as soon as it is over, not in rounds. No trial
         then waits for others, but which trials run depends on timing.
-    live_models
-        The number of models that a worker keeps in memory between units. Default: as many as memory
-        allows.
+    shuffle
+        ``"rows"`` draws a new order of all rows in each epoch, as a PyTorch ``DataLoader`` with
+        ``shuffle=True`` does. ``"shards"`` reads one group of four shards after another, in random
+        order, for data larger than memory or spread over a cluster; the groups are drawn anew in
+        each epoch, and rows are shuffled within them. None: "rows" for data up to 4 GB, else
+        "shards", also with ``stagger=False``. The choice depends on the data alone and is recorded.
+    drop_last
+        Whether all batches have exactly `batch_size` rows; the rows left over, a different few in
+        each epoch, are left out.
+    eval_batch_size
+        The number of rows per validation batch. Default: 256; the trial's batch size for rows of
+        more than 65,536 values and for sequences of tokens (ragged columns, more than 16 integers
+        in a row), whose validation may take more memory than training.
+    stagger
+        False starts all trials at the same group of shards and keeps at most two groups open, for
+        data larger than memory.
     deterministic
         True rejects operations that have no deterministic version on a GPU; ``"warn"`` allows them
         and marks the trial (`Trial.not_exact`). With either value, PyTorch uses the deterministic
         version of all other operations. False lets it choose the fastest.
-    state_dir
-        A folder for the states of live trials, such as one on a local disk or in a memory file
-        system. No other run may use it. Default: in the run's folder.
     callbacks
         Objects with any of ``on_run_start(run)``, ``on_trial_start(trial)``,
         ``on_unit_end(trial, metrics)``, ``on_epoch_end(trial, metrics)``, ``on_trial_end(trial)``
         and ``on_run_end(result)``, called in this process. They receive each trial as a `Trial`, a
         copy of its current state, and the run as a `Result`. An exception in a callback ends the
         run, unless the callback is a `cerebro.callbacks.Observer`.
-    progress
-        ``"table"``, ``"lines"``, False, or ``"auto"``, which chooses by the kind of output.
-    executor
-        Runs the units on other machines, such as `cerebro.ray.Executor`.
-    workers_per_device
-        The number of trials that each GPU trains at once: its *lanes*, which share one process and
-        one copy of the data. Default: up to 16 for models whose steps are replayed as graphs
-        (`cerebro.torch.Model` with ``graph=True``), as many as there are trials and as fit in half
-        of the GPU's free memory; 1 for all other models. It does not change the states.
-
-    background
-        Search in a separate process, which keeps running when this one ends, and return a
-        `cerebro.Run` once training has begun; mistakes raise before that. The process gets copies
-        of the arguments: callbacks and a searcher's object here do not change. Its output is in
-        ``background.log`` in the run's folder. With ``if_exists="resume"``, a run that is live is
-        returned as it is.
 
     Returns
     -------

@@ -54,9 +54,16 @@ def search(folder: Path, out: Path) -> None:
     middle = live[len(live) // 2][1]
     terminal.few_colors(terminal.draw(middle, COLUMNS, len(middle))).save(out / "terminal.png")
     result = cerebro.open("runs/demo")
-    for kind in ("curves", "gantt"):
-        result.plot(kind=kind).savefig(out / f"{kind}.png", dpi=90)
+    for kind in ("curves", "gantt", "parallel", "importance", "slice"):
+        save_plot(result, kind, out)
     notebook(result, folder, out / "notebook.png")
+
+
+def save_plot(result: cerebro.Result, kind: str, out: Path) -> None:
+    """Save one plot of a result in few colors."""
+    path = out / f"{kind}.png"
+    result.plot(kind=kind).savefig(path, dpi=90)
+    Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
 
 
 def _is_table(line: list[tuple[str, str, bool]]) -> bool:

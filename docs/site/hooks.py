@@ -1,4 +1,7 @@
-"""What the site needs beyond the pages: the C core's README, and all design notes in the menu."""
+"""What the site needs beyond the pages: the C core's README and all design notes in the menu.
+
+Design notes are for people who change Cerebro: the site's search leaves them out.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
 CORE = "csrc.md"
+INTERNAL = ("design/", CORE)
 SOURCES = re.compile(r"\[([^\]]+)\]\((?:\.\./)+examples/[^)]*\)")  # links to programs
 HIDDEN = re.compile(r"^<!-- run\n(?s:.*?)^-->\n|^ *<!-- not run: .*\n", re.MULTILINE)
 
@@ -17,7 +21,7 @@ HIDDEN = re.compile(r"^<!-- run\n(?s:.*?)^-->\n|^ *<!-- not run: .*\n", re.MULTI
 def on_config(config: Any) -> Any:
     """List every design note in the menu."""
     notes = sorted(path.name for path in (ROOT / "docs" / "design").glob("*.md"))
-    design = next(entry["Design"] for entry in config["nav"] if "Design" in entry)
+    design = next(entry["Design notes"] for entry in config["nav"] if "Design notes" in entry)
     design += [f"design/{name}" for name in notes if name != "README.md"]
     design.append({"The C core": CORE})
     return config
@@ -32,6 +36,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Let links lead to pages of the site; leave out code that only tests read."""
+    if page.file.src_uri.startswith(INTERNAL):
+        page.meta["search"] = {"exclude": True}
     markdown = HIDDEN.sub("", markdown)
     up = "../" * page.file.src_uri.count("/")
     markdown = re.sub(r"\]\((?:\.\./)+csrc/README\.md", f"]({up}{CORE}", markdown)

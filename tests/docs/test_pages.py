@@ -15,9 +15,9 @@ pytest.importorskip("sklearn")
 from pages import PAGES, ROOT, WITH_RAY, Kernel, check, kernel
 
 # Four blocks need a GPU, one needs three JAX libraries, one waits for agents of other machines,
-# three need Java and one a database server (tests of their own run these), one is a server that
+# four need Java and one a database server (tests of their own run these), one is a server that
 # answers until it is ended, and one is in examples/ as a whole program.
-NOT_RUN = 14
+NOT_RUN = 15
 NEEDS = {
     "docs/guide/keras.md": ["keras"],
     "docs/coming-from/keras-tuner.md": ["keras"],
@@ -29,6 +29,8 @@ NEEDS = {
     "docs/guide/logging.md": ["tensorboard", "mlflow"],
     "docs/guide/storage.md": ["s3fs", "moto", "flask"],
     "docs/tutorials/table.md": ["pandas"],
+    "docs/guide/plots.md": ["matplotlib"],
+    "docs/coming-from/cerebro-dl.md": ["pandas"],
     "docs/start.md": ["matplotlib"],
 }
 
