@@ -14,6 +14,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[2]
 CORE = "csrc.md"
 INTERNAL = ("design/", CORE)
+FOUND_FIRST = ("guide/", "tutorials/", "start.md")  # tasks come before measurements
 SOURCES = re.compile(r"\[([^\]]+)\]\((?:\.\./)+examples/[^)]*\)")  # links to programs
 HIDDEN = re.compile(r"^<!-- run\n(?s:.*?)^-->\n|^ *<!-- not run: .*\n", re.MULTILINE)
 
@@ -38,6 +39,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Let links lead to pages of the site; leave out code that only tests read."""
     if page.file.src_uri.startswith(INTERNAL):
         page.meta["search"] = {"exclude": True}
+    elif page.file.src_uri.startswith(FOUND_FIRST):
+        page.meta["search"] = {"boost": 2}
     markdown = HIDDEN.sub("", markdown)
     up = "../" * page.file.src_uri.count("/")
     markdown = re.sub(r"\]\((?:\.\./)+csrc/README\.md", f"]({up}{CORE}", markdown)
