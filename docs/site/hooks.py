@@ -14,7 +14,15 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[2]
 CORE = "csrc.md"
 INTERNAL = ("design/", CORE)
-FOUND_FIRST = ("guide/", "tutorials/", "start.md")  # tasks come before measurements
+FOUND_FIRST = {  # by the site's search: the page for a task before those that mention it
+    "guide/diagnosis.md": 8,
+    "guide/data.md": 6,
+    "coming-from/dataloader.md": 8,
+    "guide/": 2,
+    "tutorials/": 2,
+    "benchmarks.md": 0.3,
+    "comparison.md": 0.3,
+}
 SOURCES = re.compile(r"\[([^\]]+)\]\((?:\.\./)+examples/[^)]*\)")  # links to programs
 HIDDEN = re.compile(r"^<!-- run\n(?s:.*?)^-->\n|^ *<!-- not run: .*\n", re.MULTILINE)
 
@@ -39,8 +47,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Let links lead to pages of the site; leave out code that only tests read."""
     if page.file.src_uri.startswith(INTERNAL):
         page.meta["search"] = {"exclude": True}
-    elif page.file.src_uri.startswith(FOUND_FIRST):
-        page.meta["search"] = {"boost": 2}
+    else:
+        boosts = (FOUND_FIRST[at] for at in FOUND_FIRST if page.file.src_uri.startswith(at))
+        page.meta["search"] = {"boost": next(boosts, 1)}
     markdown = HIDDEN.sub("", markdown)
     up = "../" * page.file.src_uri.count("/")
     markdown = re.sub(r"\]\((?:\.\./)+csrc/README\.md", f"]({up}{CORE}", markdown)
