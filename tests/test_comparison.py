@@ -1,4 +1,4 @@
-"""The comparison: its page and README's sentence say what its record says."""
+"""The comparison: its page and README's chart say what its record says."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.comparison import claims, page, papers, record
+from benchmarks.comparison import claims, page, papers, pictures, record
+from benchmarks.comparison.formats import number
 from benchmarks.comparison.measures import bits, bound, figures
 from benchmarks.comparison.rivals import LOOP, OURS, RECORDED, RIVALS
 from benchmarks.comparison.watch import Cell
 
-ROOT = Path(__file__).parents[1]
+README = Path(__file__).parents[1] / "README.md"
+TUNERS = page.PAGE.parent / "comparison" / "tuners.svg"
 
 
 @pytest.fixture(scope="module")
@@ -25,33 +27,40 @@ def test_the_page_is_made_from_the_record(found: record.Record) -> None:
     assert page.PAGE.read_text(encoding="utf-8") == page.page(found)
 
 
-def test_readme_says_what_the_record_says(found: record.Record) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert page.with_sentences(readme, found) == readme
-    assert page.sentence(found) in readme
+def test_the_chart_of_the_readme_has_the_records_figures(found: record.Record) -> None:
+    readme = README.read_text(encoding="utf-8")
+    assert "](docs/comparison/tuners.svg)" in readme
+    drawn = re.findall(r">([^<]+)</text>", TUNERS.read_text(encoding="utf-8"))
+    for workload in pictures.MODELS:
+        for name in pictures.TUNERS:
+            ratio = record.median(found, name, workload, "ratio")
+            assert ratio is not None
+            assert number(ratio) in drawn
 
 
-def test_every_measured_figure_in_the_readme_is_marked_as_a_claim() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    marked = claims.MARK.findall(readme)
-    assert sorted(marked) == sorted(claims.CLAIMS)
-    rest = claims.MARK.sub("", readme.partition(page.MARKS[0])[0])
-    assert "Measured" not in rest
-    text = rest.partition("## What is different")[2]
-    assert not re.findall(r"\b\d+\.\d+ of |\b\d+ (?:ms|us|MB|seconds|times)\b", text)
+def test_the_readme_is_short_and_leaves_figures_to_the_page() -> None:
+    prose = re.sub(r"^```.*?^```", "", README.read_text(encoding="utf-8"), flags=re.M | re.S)
+    assert len(prose.split()) <= 600
+    assert not re.findall(r"[Mm]easured:|\b\d+\.\d+ of |\b\d+ (?:ms|us|MB|times)\b", prose)
+    different = prose.partition("## What is different\n")[2].partition("\n![")[0]
+    lines = re.findall(r"^- .*$", different, re.M)
+    assert len(lines) == 8
+    assert not [line for line in lines if re.search(r" \(|\d", line)]
 
 
-def test_a_changed_figure_changes_the_page_and_the_sentence(found: record.Record) -> None:
+def test_a_changed_figure_changes_the_page_and_its_summary(found: record.Record) -> None:
     other = copy.deepcopy(found)
     other.update(size="full", note="")
-    before = page.page(other), page.sentence(other)
+    before = page.page(other), claims.in_short(other)
     new = {"rival": OURS, "workload": "equal", "round": 9, "kill": False, "why": "", "whole": True,
            "bits": None, "ratio": 7.77, "trials": 16, "of": 16}  # fmt: skip
-    others = [cell for cell in other["cells"] if cell["rival"] != OURS]
-    other["cells"] = [*others, new]
-    assert "7.77" in page.sentence(other)
+    cells = [c for c in other["cells"] if (c["rival"], c["workload"]) != (OURS, "equal")]
+    other["cells"] = [*cells, new]
+    assert "7.77 for 16 configurations" in claims.in_short(other)
     assert page.page(other) != before[0]
-    assert page.sentence(other) != before[1]
+    assert claims.in_short(other) != before[1]
+    other["note"] = "not fit"
+    assert "7.77" not in claims.in_short(other)
 
 
 def test_cells_that_did_not_run_are_summed_up_by_round(found: record.Record) -> None:

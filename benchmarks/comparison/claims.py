@@ -1,14 +1,8 @@
-"""README's figures: each sentence with a number is written from the record.
-
-A sentence stands between ``<!-- measured:NAME -->`` and ``<!-- /measured -->``, where NAME is one
-of `CLAIMS`. A record that is not of a full run gives no sentences.
-"""
+"""The page in short: sentences whose figures are written from the record."""
 
 from __future__ import annotations
 
-import re
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from benchmarks.comparison.formats import megabytes, number
 from benchmarks.comparison.record import Record, cells, median, values
@@ -17,8 +11,6 @@ from benchmarks.comparison.workloads import KILLED, WORKLOADS
 
 POOL, TUNE, ALL_REDUCE = "joblib", "Ray Tune", "DDP"
 FEW = {"equal": "16 configurations", "nine": "9", "three": "3"}
-MARK = re.compile(r"<!-- measured:(\w+) -->.*?<!-- /measured -->", re.DOTALL)
-WIDTH = 114
 
 
 def listed(items: Sequence[str]) -> str:
@@ -108,29 +100,17 @@ def tune(found: Record) -> str:
     )
 
 
-CLAIMS: dict[str, Callable[[Record], str]] = {
-    "makespan": makespan,
-    "moved": moved,
-    "killed": killed,
-    "tune": tune,
+CLAIMS = {
+    "All cores, few trials or many": makespan,
+    "One copy of the data": moved,
+    "Crash-safe": killed,
+    "Ray Tune": tune,
 }
 
 
-def claim(name: str, found: Record) -> str:
-    """Return a sentence of README with its figures; empty unless the record is a full run's."""
+def in_short(found: Record) -> str:
+    """Return a line for each claim; the record of less than a full run gives none."""
     if found["size"] != "full" or found["note"] or not values(found, OURS, "equal", "ratio"):
-        return ""
-    text = CLAIMS[name](found)
-    return f"*Measured:* {text}" if text else ""
-
-
-def with_claims(readme: str, found: Record) -> str:
-    """Return README with the sentences that the record gives."""
-
-    def written(match: re.Match[str]) -> str:
-        text = claim(match[1], found)
-        lines = textwrap.fill(text, WIDTH, initial_indent="\n  ", subsequent_indent="  ",
-                              break_long_words=False, break_on_hyphens=False)  # fmt: skip
-        return f"<!-- measured:{match[1]} -->{lines}{' ' if text else ''}<!-- /measured -->"
-
-    return MARK.sub(written, readme)
+        return "Only a full run is summed up here."
+    lines = [(name, claim(found)) for name, claim in CLAIMS.items()]
+    return "\n".join(f"- **{name}.** {text}" for name, text in lines if text)

@@ -1,4 +1,4 @@
-"""How figures and tables are written on the page and in README."""
+"""How figures and tables are written on the page."""
 
 from __future__ import annotations
 

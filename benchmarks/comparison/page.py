@@ -1,4 +1,4 @@
-"""Writes `docs/comparison.md`, its pictures, and README's sentences from the record.
+"""Writes `docs/comparison.md`, its pictures and README's chart from the record.
 
 `page.md` beside this file is the text; a name in double braces stands for a table or a figure.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.comparison.claims import listed, unharmed, with_claims
+from benchmarks.comparison.claims import in_short, listed, unharmed
 from benchmarks.comparison.formats import NONE, megabytes, number, spread, table
 from benchmarks.comparison.record import Record, cells, median, values
 from benchmarks.comparison.rivals import LOOP, OURS, RECORDED, RIVALS
@@ -20,8 +20,6 @@ from benchmarks.comparison.workloads import KILLED, WORKLOADS
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "comparison.md"
 TEMPLATE = Path(__file__).parent / "page.md"
-README = ROOT / "README.md"
-MARKS = "<!-- comparison -->", "<!-- /comparison -->"
 WHAT = {
     "equal": "16 equal",
     "uneven": "16 uneven",
@@ -259,7 +257,7 @@ def header(found: Record) -> str:
     ]
     if found["note"]:
         lines.append(f"**{found['note']}**")
-    if found.get("remark"):  # unlike a note, it does not make the figures unfit for README
+    if found.get("remark"):  # unlike a note, it does not make the figures unfit for the summary
         lines.append(found["remark"])
     return "\n\n".join(lines)
 
@@ -310,6 +308,7 @@ PARTS: dict[str, Callable[[Record], str]] = {
     "published": published_table,
     "papers": papers_table,
     "losses": losses,
+    "short": in_short,
     "absent": absent,
 }
 
@@ -320,35 +319,9 @@ def page(found: Record) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: PARTS[match[1]](found), template)
 
 
-def sentence(found: Record) -> str:
-    """Return README's sentence; only a full run gives it figures."""
-    others = len([name for name in RIVALS if not name.startswith(OURS)])
-    text = (
-        f"[Comparison](docs/comparison.md): one command trains the same models with Cerebro and in "
-        f"{others} other ways"
-    )
-    ratios = [(name, median(found, name, "equal", "ratio")) for name in present(found)]
-    known = [f"{name} {number(ratio)}" for name, ratio in ratios if ratio and name != LOOP]
-    if found["size"] != "full" or found["note"] or not known:
-        return f"{text}."
-    return (
-        f"{text}. *Measured:* makespan over the lower bound (a plain loop's time, shared by the "
-        f"workers), 16 configurations: {', '.join(known)}."
-    )
-
-
-def with_sentences(readme: str, found: Record) -> str:
-    """Return README with the sentences between their marks."""
-    readme = with_claims(readme, found)
-    before, _, rest = readme.partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    return f"{before}{MARKS[0]}{sentence(found)}{MARKS[1]}{after}"
-
-
 def write(found: Record) -> None:
-    """Write the page, its pictures and README's sentences."""
+    """Write the page, its pictures and README's chart."""
     from benchmarks.comparison import pictures
 
     PAGE.write_text(page(found), encoding="utf-8")
-    README.write_text(with_sentences(README.read_text(encoding="utf-8"), found), encoding="utf-8")
     pictures.write(found, PAGE.parent / "comparison")

@@ -1,4 +1,4 @@
-"""The four pictures of `docs/comparison.md`, as SVG."""
+"""The four pictures of `docs/comparison.md`, and README's chart, as SVG."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ LINES = (
     *("#b2182b", "#35978f", "#8073ac", "#999999"),
 )
 """The colors of rivals' lines, in their order."""
+
+TUNERS = (OURS, "Optuna", "Ray Tune", "joblib")
+MODELS = {"three": "3 models", "nine": "9 models", "equal": "16 models"}
 
 
 def save(figure: Any, path: Path) -> None:
@@ -49,6 +52,24 @@ def line(name: str, colors: Iterator[str]) -> dict[str, Any]:
     if name == LOOP:
         return {"color": "black", "linewidth": 1, "linestyle": "--"}
     return {"color": next(colors), "linewidth": 1}
+
+
+def chart(found: Record, path: Path) -> None:
+    """Draw README's chart: the makespans of what people use instead, by the number of models."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(MODELS), figsize=(9.5, 2), sharex=True)
+    for axis, (workload, title) in zip(axes, MODELS.items(), strict=True):
+        known = [(name, median(found, name, workload, "ratio")) for name in TUNERS]
+        bars(axis, [(name, value) for name, value in known if value], title)
+        axis.margins(x=0.2)
+        axis.axvline(1, color="black", linewidth=1, linestyle=":")
+    figure.supxlabel(
+        "training time on two cores; 1 = plain PyTorch loops that share the cores evenly",
+        fontsize=9,
+    )
+    figure.tight_layout()
+    save(figure, path)
 
 
 def write(found: Record, folder: Path) -> None:
@@ -106,4 +127,5 @@ def write(found: Record, folder: Path) -> None:
     axis.legend(fontsize=7)
     axis.spines[["top", "right"]].set_visible(False)
     save(figure, folder / "network.svg")
+    chart(found, folder / "tuners.svg")
     pyplot.close("all")

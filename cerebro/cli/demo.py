@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the search (0)")
     parser.add_argument("--run", help="the run's folder (runs/demo-<time>)")
-    parser.add_argument("--data", default="data/digits", help="the data's folder (data/digits)")
+    parser.add_argument("--data", default="data/demo", help="the data's folder (data/demo)")
     progress_option(parser)
 
 

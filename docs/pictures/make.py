@@ -32,11 +32,10 @@ def main() -> None:
     """Make all pictures, and check their sizes."""
     out = Path(sys.argv[1] if len(sys.argv) > 1 else HERE).absolute()
     out.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        os.chdir(folder)  # runs and data are shown by relative paths
-        search(folder, out)
-        hops(folder, out)
+    for make in (demo, first_search, hops):
+        with tempfile.TemporaryDirectory() as name:
+            os.chdir(name)  # runs and data are shown by relative paths
+            make(Path(name), out)
     for path in sorted([*out.glob("*.gif"), *out.glob("*.png")]):
         size = path.stat().st_size
         print(f"{path.name}: {size:,} bytes")
@@ -44,19 +43,18 @@ def main() -> None:
             raise SystemExit(f"{path} is larger than {LARGEST:,} bytes")
 
 
-def search(folder: Path, out: Path) -> None:
+def demo(folder: Path, out: Path) -> None:
     """Record the demo in a terminal, and draw its run."""
-    program = [sys.executable, "-m", "cerebro"]
-    demo = [*program, "demo", "--run", "runs/demo", "--progress", "table"]
-    screens = terminal.record(demo, folder, COLUMNS, ROWS)
+    command = [sys.executable, "-m", "cerebro", "demo", "--run", "runs/demo", "--progress", "table"]
+    screens = terminal.record(command, folder, COLUMNS, ROWS)
     live = [screen for screen in screens if any(map(_is_table, screen[1]))]
-    terminal.film(live, out / "search.gif", COLUMNS, ROWS, seconds=12)
-    middle = live[len(live) // 2][1]
+    ends = next(i for i, screen in enumerate(live) if any(map(_is_end, screen[1])))
+    terminal.film(live[: ends + 1], out / "search.gif", COLUMNS, ROWS, seconds=12)
+    middle = live[ends // 2][1]
     terminal.few_colors(terminal.draw(middle, COLUMNS, len(middle))).save(out / "terminal.png")
     result = cerebro.open("runs/demo")
     for kind in ("curves", "gantt", "parallel", "importance", "slice"):
         save_plot(result, kind, out)
-    notebook(result, folder, out / "notebook.png")
 
 
 def save_plot(result: cerebro.Result, kind: str, out: Path) -> None:
@@ -67,7 +65,25 @@ def save_plot(result: cerebro.Result, kind: str, out: Path) -> None:
 
 
 def _is_table(line: list[tuple[str, str, bool]]) -> bool:
-    return "━" in "".join(character for character, _, _ in line)
+    return "━" in _text(line)
+
+
+def _is_end(line: list[tuple[str, str, bool]]) -> bool:
+    return "finished after" in _text(line)
+
+
+def _text(line: list[tuple[str, str, bool]]) -> str:
+    return "".join(character for character, _, _ in line)
+
+
+def first_search(folder: Path, out: Path) -> None:
+    """Run README's first program, and take a picture of its run's block."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    program = folder / "first.py"
+    program.write_text(readme.split("```python\n", 1)[1].split("```", 1)[0], encoding="utf-8")
+    subprocess.run([sys.executable, program], check=True, capture_output=True)
+    (run,) = Path("runs").iterdir()
+    notebook(cerebro.open(run), folder, out / "notebook.png")
 
 
 def notebook(result: cerebro.Result, folder: Path, path: Path) -> None:

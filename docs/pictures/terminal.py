@@ -63,6 +63,9 @@ class Terminal:
                 self.lines.append([])
 
     def _put(self, character: str) -> None:
+        if self.column >= self.columns:
+            self.row, self.column = self.row + 1, 0
+            self.lines.extend([] for _ in range(self.row + 1 - len(self.lines)))
         line = self.lines[self.row]
         line.extend([(" ", INK, False)] * (self.column + 1 - len(line)))
         line[self.column] = (character, self.color, self.bold)

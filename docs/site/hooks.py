@@ -53,6 +53,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     markdown = HIDDEN.sub("", markdown)
     up = "../" * page.file.src_uri.count("/")
     markdown = re.sub(r"\]\((?:\.\./)+csrc/README\.md", f"]({up}{CORE}", markdown)
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation", "toc"]  # it leads to all pages itself
     return SOURCES.sub(r"\1", markdown)
 
 

@@ -315,6 +315,8 @@ def test_demo_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "1,797 handwritten digits" in done.stdout
     assert "no trial saw: accuracy 0." in done.stdout
     assert "result = cerebro.open('runs/demo')" in done.stdout
+    folders = {path.name for path in (tmp_path / "data").iterdir()}
+    assert folders == {"demo"}  # not that of README's first search, which follows in this folder
     for name in ("curves.png", "gantt.png"):
         assert (tmp_path / "runs" / "demo" / name).read_bytes().startswith(b"\x89PNG")
     lines = done.stdout.split("in Python:")[1].split("or from here:")[0]
