@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import shutil
 import signal
 import sys
@@ -178,3 +179,39 @@ def test_vectors_of_spark_ml_are_refused_with_the_cure(spark, tmp_path):
         cerebro.shard(frame, tmp_path / "vectors")
     data = cerebro.shard(frame.select(vector_to_array("x").alias("x"), "y"), tmp_path / "arrays")
     assert len(data) == 2
+
+
+def test_a_saved_folder_predicts_a_frame(spark, tmp_path):
+    """The program of docs/coming-from/cerebro-dl.md, on the session's executors."""
+    pandas = pytest.importorskip("pandas")
+    torch = pytest.importorskip("torch")
+    page = Path(__file__).parents[2] / "docs" / "coming-from" / "cerebro-dl.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    program = next(block for block in blocks if "def transform(" in block)
+    call = next(block for block in blocks if "mapInPandas" in block)
+
+    random = np.random.default_rng(0)
+    x, y = random.random((40, 8)).astype("float32"), np.arange(40) % 3
+
+    def build(config):
+        net = torch.nn.Linear(8, 3)
+        return cerebro.torch.Model(
+            net,
+            optimizer=torch.optim.SGD(net.parameters(), lr=config["lr"]),
+            loss=torch.nn.functional.cross_entropy,
+            inputs="features",
+            target="label",
+        )
+
+    rows = {"features": x, "label": y}
+    result = cerebro.search(
+        build, {"lr": 0.1}, rows, epochs=1, n_trials=1, batch_size=8, workers=0,
+        run=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    result.best.save(tmp_path / "model")
+    table = pandas.DataFrame({"features": x.astype("float64").tolist(), "label": y})
+    names = {"df": spark.createDataFrame(table)}
+    exec(program.replace('"model"', repr(str(tmp_path / "model"))) + call, names)
+    predicted = names["predicted"].toPandas()
+    wanted = np.asarray(result.best.predict({"features": x})).argmax(1)
+    assert predicted["prediction"].tolist() == wanted.tolist()
