@@ -397,7 +397,8 @@ class ASHA(AdaptiveSearcher):
     min_epochs
         The number of epochs before the first comparison.
     reduction_factor
-        One in this many trials is promoted from a rung.
+        One in this many trials is promoted from a rung. 3 and more train fewer epochs for the same
+        ``n_trials``; with the same number of epochs, 2 was better on recorded curves.
     variant
         ``"promotion"``, as published: a trial pauses at a rung and continues once it is among the
         best ``1/reduction_factor`` of the trials that reached the rung. ``"stopping"``: a trial is
@@ -418,7 +419,7 @@ class ASHA(AdaptiveSearcher):
     def __init__(
         self,
         min_epochs: int = 1,
-        reduction_factor: int = 3,
+        reduction_factor: int = 2,
         variant: Literal["promotion", "stopping"] = "promotion",
     ) -> None:
         if variant not in ("promotion", "stopping"):

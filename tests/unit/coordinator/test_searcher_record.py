@@ -60,7 +60,7 @@ def test_the_state_is_saved_at_once_on_resume() -> None:
 
 
 def ready() -> ASHA:
-    searcher = ASHA()
+    searcher = ASHA(reduction_factor=3)
     searcher.setup(SPACE, seed=0, epochs=9, n_trials=4, metric="loss", mode="min", points=())
     return searcher
 

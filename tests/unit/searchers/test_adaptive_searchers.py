@@ -233,9 +233,9 @@ def survivor(searcher: Searcher, curves: list[list[float]], width: int) -> tuple
 @pytest.mark.parametrize("width", [1, 8, 27])
 @pytest.mark.parametrize("make", [SuccessiveHalving, ASHA])
 def test_on_recorded_curves_exact_variants_keep_the_true_best(
-    make: Callable[[int], Searcher], width: int, order: str
+    make: Callable[[int, int], Searcher], width: int, order: str
 ) -> None:
-    best, survivors = survivor(make(3), recorded_in_order(order), width)
+    best, survivors = survivor(make(3, 3), recorded_in_order(order), width)
     assert best == 0
     if make is not ASHA:  # which promotes before all have come
         assert survivors == 3
@@ -276,12 +276,19 @@ def test_on_recorded_curves_stopping_may_lose_the_true_best() -> None:
 # --- the others -----------------------------------------------------------------
 
 
-def test_promotion_never_trains_more_than_a_third_of_a_rung_further() -> None:
+@pytest.mark.parametrize(
+    ("searcher", "left"),
+    [(ASHA(), {1: 13, 2: 6, 4: 3, 8: 1}), (ASHA(reduction_factor=3), {1: 9, 3: 3})],
+    ids=["the default, a half", "a third"],
+)
+def test_promotion_never_trains_more_than_its_share_of_a_rung_further(
+    searcher: ASHA, left: dict[int, int]
+) -> None:
+    """Trials come best first, so none is promoted that is not among the best in the end."""
     trials = drive(
-        ASHA(), lambda config, trial, epoch: trial, epochs=9, n_trials=27, width=4, order=1
+        searcher, lambda config, trial, epoch: trial, epochs=9, n_trials=27, width=4, order=1
     )
-    assert sum(trial.epoch > 1 for trial in trials) == 9
-    assert sum(trial.epoch > 3 for trial in trials) == 3
+    assert {at: sum(trial.epoch > at for trial in trials) for at in left} == left
 
 
 def test_median_stops_trials_worse_than_the_median_average() -> None:
