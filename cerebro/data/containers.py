@@ -59,6 +59,16 @@ def unpack(data: Any, validation: Any) -> Unpacked:
     return data, validation, "; ".join(remarks)
 
 
+def unpack_one(source: Any) -> tuple[Any, str]:
+    """Return the data set to write of a source, and a sentence about what is not written."""
+    if isinstance(source, (str, os.PathLike)):
+        return source, ""
+    data, other, remark = unpack(source, None)
+    if other is not None:
+        remark += "; its validation data is not written: search() reads both"
+    return data, remark
+
+
 def _is_module(value: Any) -> bool:
     return any(
         kind.__name__ == "LightningDataModule"
@@ -72,12 +82,20 @@ def _unpack_module(module: Any, validation: Any) -> Unpacked:
     module.setup("fit")
     name, used = type(module).__name__, "training data"
     data = _one_loader(f"{name}.train_dataloader()", module.train_dataloader())
-    if validation is None:
+    if validation is None and _defines(module, "val_dataloader"):
         loaders = module.val_dataloader()
         if loaders is not None and not (isinstance(loaders, (list, tuple)) and not loaders):
             validation = _one_loader(f"{name}.val_dataloader()", loaders)
             used = "training and validation data"
     return data, validation, f"{name}: its {used} is used"
+
+
+def _defines(module: Any, name: str) -> bool:
+    # Lightning's own methods raise an error; `from_datasets` sets those of the instance.
+    if name in vars(module):
+        return True
+    defined = next(kind for kind in type(module).__mro__ if name in vars(kind))
+    return defined.__module__.partition(".")[0] not in ("lightning", "pytorch_lightning")
 
 
 def _one_loader(what: str, loader: Any) -> Any:

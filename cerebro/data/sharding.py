@@ -24,11 +24,12 @@ import cerebro._core as _core
 from cerebro.arguments import SHARD, check_whole_number, explain_keywords, warn_user
 from cerebro.data.cache import Upload
 from cerebro.data.columns import check_complete
+from cerebro.data.containers import unpack_one
 from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import TEXT, parse_dtype
 from cerebro.data.layout import Columns, OutputColumn, check_rows, lay_out, source_columns
 from cerebro.data.manifest import Manifest, checksum_of, read_manifest
-from cerebro.data.sources import open_source
+from cerebro.data.sources import images, open_source
 from cerebro.data.sources.base import Source, Table
 from cerebro.data.stats import iterate_pieces
 from cerebro.data.unfinished import (
@@ -53,6 +54,7 @@ def shard(
     source: Any,
     path: str | os.PathLike[str],
     *,
+    size: int | tuple[int, int] | None = None,
     shards: int | None = None,
     columns: Columns | None = None,
     dtypes: Mapping[str, Any] | None = None,
@@ -79,11 +81,15 @@ def shard(
         A mapping of column names to arrays, tensors or lists; a pandas or Arrow table or an Arrow
         record-batch reader; a Spark DataFrame; the path of an ``.npz``, ``.csv``, ``.parquet`` or
         ``.arrow`` file, or of a folder of ``.parquet`` files, which are read in the order of names;
-        ``cerebro.images(folder)``; a PyTorch or Hugging Face dataset; an iterable of row mappings.
+        ``cerebro.images(folder)``, or the path of a folder with one subfolder of images per class;
+        a PyTorch or Hugging Face dataset; a DataLoader, a LightningDataModule or a Hugging Face
+        ``DatasetDict``, of which the training data is written; an iterable of row mappings.
     path
         The folder to make; or a URL in object storage, such as ``"s3://bucket/set"``. The files are
         made here first, in the cache folder, and the manifest is uploaded last: without it there
         is no dataset.
+    size
+        ``(height, width)``, or one number for both, to which the images of a folder are resized.
     shards
         The number of shards; None: 8, or more to keep each under 256 MB (64 MB for data of more
         than 4 GB, of which four are read together), but never more shards than rows. The first
@@ -123,6 +129,13 @@ def shard(
         for objects without a manifest; the next `shard` to the same URL removes them.
     """
     arguments = _check_arguments(shards, columns, dtypes, shuffle, seed)
+    source, remark = unpack_one(source)
+    if remark:
+        warn_user(remark)
+    if size is not None:
+        if not isinstance(source, (str, os.PathLike)):
+            raise InputError("size is for the path of a folder of images: leave it out")
+        source = images(source, size)
     place: _Folder | Upload
     where: str | Path
     with contextlib.ExitStack() as stack:

@@ -174,7 +174,7 @@ class TrainedModel:
 
     def predict(self, epoch: EpochRecord, data: Any, build: Build) -> Any:
         """See `cerebro.Trial.predict`."""
-        if isinstance(data, (str, os.PathLike)):
+        if isinstance(data, (str, os.PathLike)) and not is_rows(data):
             data = Dataset(data)
         live = self.load(epoch, build)
         with (

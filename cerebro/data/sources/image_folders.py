@@ -21,6 +21,7 @@ from cerebro.machine.imports import import_extra
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 CHUNK_IMAGES = 256
+MOST_NAMES = 20  # of images that are left out
 CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 
 
@@ -48,7 +49,7 @@ def images(
         ``"RGB"``, ``"L"`` (gray, 1 channel) or ``"RGBA"``.
     errors
         What a file does that cannot be decoded: ``"raise"`` an error, or be left out (``"skip"``)
-        with a warning that names it.
+        with a warning that counts and names such files.
 
     Raises
     ------
@@ -121,16 +122,14 @@ class ImagesSource(Source):
         labelled = [(path, code) for code, name in enumerate(names) for path in self.files[name]]
         columns = choose_columns(["x", "y"], wanted)
         shape = None
-        skipped: list[str] = []
+        skipped: list[Path] = []
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             for start in range(0, len(labelled), CHUNK_IMAGES):
                 chunk = labelled[start : start + CHUNK_IMAGES]
                 read = list(pool.map(self._read, [path for path, _ in chunk]))
-                skipped += [str(e) for e in read if isinstance(e, InputError)]
-                chunk = [
-                    c for c, e in zip(chunk, read, strict=True) if not isinstance(e, InputError)
-                ]
-                decoded = [e for e in read if not isinstance(e, InputError)]
+                skipped += [c[0] for c, e in zip(chunk, read, strict=True) if e is None]
+                chunk = [c for c, e in zip(chunk, read, strict=True) if e is not None]
+                decoded = [e for e in read if e is not None]
                 if not decoded:
                     continue
                 shape = shape or decoded[0].shape
@@ -147,18 +146,24 @@ class ImagesSource(Source):
                     "y": ColumnData(codes, "int64", None, names, ordered=True),
                 }
                 yield {name: table[name] for name in columns}
+        if shape is None:
+            raise InputError(f"none of the {len(labelled)} images in '{self.folder}' can be read")
         if skipped:
-            more = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
-            self.remark = f"left out: {skipped[0].partition('; repair')[0]}{more}"
+            names = ", ".join(str(path.relative_to(self.folder)) for path in skipped[:MOST_NAMES])
+            more = f" and {len(skipped) - MOST_NAMES} more" if len(skipped) > MOST_NAMES else ""
+            self.remark = (
+                f"{len(skipped)} of {len(labelled)} images in '{self.folder}' cannot be read and "
+                f"are left out: {names}{more}"
+            )
 
-    def _read(self, path: Path) -> Array | InputError:
-        """Return an image's pixels, or the error if images with errors are skipped."""
+    def _read(self, path: Path) -> Array | None:
+        """Return an image's pixels; None if it is damaged and such images are skipped."""
         try:
             return self._decode(path)
-        except InputError as error:
+        except InputError:
             if not self._skips:
                 raise
-            return error
+            return None
 
     def _decode(self, path: Path) -> Array:
         from PIL import Image

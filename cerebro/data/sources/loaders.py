@@ -19,13 +19,13 @@ def dataset_of(loader: Any) -> Any:
     from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, default_collate
 
     what = "the DataLoader"
-    if loader.batch_size is None:
-        raise InputError(f"{what} has batch_size=None, so its dataset makes batches: give rows")
     if type(loader.batch_sampler) not in (BatchSampler, type(None)):
         raise InputError(
             f"{what} has a batch_sampler of its own ({type(loader.batch_sampler).__name__}), which "
             "a search cannot honour: give loader.dataset if every epoch may see all rows once"
         )
+    if loader.batch_size is None:  # also with a batch_sampler of one's own
+        raise InputError(f"{what} has batch_size=None, so its dataset makes batches: give rows")
     sampler = loader.sampler
     ordinary = type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler
