@@ -31,6 +31,7 @@ NEEDS = {
     "docs/tutorials/table.md": ["pandas"],
     "docs/guide/plots.md": ["matplotlib"],
     "docs/coming-from/cerebro-dl.md": ["pandas"],
+    "docs/tutorials/image-folder.md": ["PIL"],
     "docs/start.md": ["matplotlib"],
 }
 

@@ -474,7 +474,9 @@ def test_class_labels_keep_their_codes(tmp_path: Path) -> None:
     assert data.shard(0)["y"].tolist() == [1, 0, 1]
     assert data.columns["x"].dtype == "int32"
     assert shard(found, tmp_path / "d", shuffle=False, shards=1, exist_ok=True)
-    with pytest.raises(InputError, match="none of which is 'train': give one of them, such as data"):
+    with pytest.raises(
+        InputError, match="none of which is 'train': give one of them, such as data"
+    ):
         shard(datasets.DatasetDict(other=found), tmp_path / "e")
 
 
