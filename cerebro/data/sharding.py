@@ -29,8 +29,9 @@ from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import TEXT, parse_dtype
 from cerebro.data.layout import Columns, OutputColumn, check_rows, lay_out, source_columns
 from cerebro.data.manifest import Manifest, checksum_of, read_manifest
-from cerebro.data.sources import images, open_source
+from cerebro.data.sources import open_source
 from cerebro.data.sources.base import Source, Table
+from cerebro.data.sources.image_folders import images
 from cerebro.data.stats import iterate_pieces
 from cerebro.data.unfinished import (
     LOCK,

@@ -149,11 +149,11 @@ class ImagesSource(Source):
         if shape is None:
             raise InputError(f"none of the {len(labelled)} images in '{self.folder}' can be read")
         if skipped:
-            names = ", ".join(str(path.relative_to(self.folder)) for path in skipped[:MOST_NAMES])
+            told = ", ".join(str(path.relative_to(self.folder)) for path in skipped[:MOST_NAMES])
             more = f" and {len(skipped) - MOST_NAMES} more" if len(skipped) > MOST_NAMES else ""
             self.remark = (
                 f"{len(skipped)} of {len(labelled)} images in '{self.folder}' cannot be read and "
-                f"are left out: {names}{more}"
+                f"are left out: {told}{more}"
             )
 
     def _read(self, path: Path) -> Array | None:
