@@ -232,6 +232,9 @@ def is_keras(value: object) -> bool:
     return not packages.isdisjoint(("keras", "tf_keras"))
 
 
+TARGETS = ("y", "target", "label", "labels")
+"""The names by which a column is taken as the target."""
+
 _CONVERTERS = {
     "PreTrainedModel": "convert it: cerebro.torch.from_transformers(model, optimizer=...)",
     "PeftModel": "convert it: cerebro.torch.from_transformers(model, optimizer=...)",

@@ -11,10 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from cerebro.errors import InputError
-from cerebro.model import Info, is_keras
-
-TARGETS = ("y", "target", "label", "labels")
-"""The names by which a column is taken as the target."""
+from cerebro.model import TARGETS, Info, is_keras
 
 
 def wrap(made: Any, info: Info) -> Any:
@@ -43,7 +40,7 @@ def _wrap(
 ) -> Any:
     call = f"{module}.{function}"
     if columns is None:
-        columns = _find_columns(info.data.columns, joins=module == "cerebro.sklearn")
+        columns = _find_columns(made, info.data.columns, joins=module == "cerebro.sklearn")
     if columns is None:
         names = ", ".join(map(repr, info.data.columns))
         raise InputError(
@@ -63,7 +60,7 @@ def _is_a(made: Any, name: str, packages: Collection[str]) -> bool:
     )
 
 
-def _find_columns(columns: Iterable[str], *, joins: bool) -> dict[str, Any] | None:
+def _find_columns(made: Any, columns: Iterable[str], *, joins: bool) -> dict[str, Any] | None:
     """Return the inputs and the target among `columns`; None if the names do not tell them apart.
 
     `joins` says that the model takes several columns as one.
@@ -74,14 +71,17 @@ def _find_columns(columns: Iterable[str], *, joins: bool) -> dict[str, Any] | No
     if len(targets) > 1 or not inputs or (len(inputs) > 1 and not joins):
         return {"inputs": "x", "target": "y"} if {"x", "y"} <= set(names) else None
     found: dict[str, Any] = {"inputs": inputs[0] if len(inputs) == 1 else inputs}
-    return found | ({"target": targets[0]} if targets else {})
+    if targets:
+        return found | {"target": targets[0]}
+    learns_alone = joins and (hasattr(made, "transform") or hasattr(made, "fit_predict"))
+    return found if learns_alone else None
 
 
 def _match_keras(net: Any, info: Info) -> dict[str, Any] | None:
     """Return the columns that are named like a functional model's inputs and outputs."""
     try:
-        inputs, outputs = list(net.input_names), list(net.output_names)
-    except (AttributeError, ValueError):  # a subclass, or not built yet
+        inputs, outputs = [item.name for item in net.inputs], list(net.output_names)
+    except (AttributeError, TypeError, ValueError):  # a subclass, or not built yet
         return None
     if not set(inputs) <= set(info.data.columns):
         return None

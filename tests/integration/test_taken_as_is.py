@@ -242,3 +242,34 @@ def test_what_cannot_be_wrapped_is_refused_with_the_cure(
     build, message = REFUSED[kind]
     with pytest.raises(CerebroError, match=message):
         search(build, data, tmp_path / "run")
+
+
+def test_a_target_before_the_inputs_is_not_unpacked_as_an_input(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    rows = {"y": make_rows()["y"], "x": make_rows()["x"]}
+    with pytest.raises(CerebroError, match="whose first column is the target 'y': name the col"):
+        search(make_lightning, rows, tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["skorch", "sklearn"])
+def test_a_missing_target_is_refused_with_the_columns(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip(kind)
+    rows = {"x": make_rows()["x"], "outcome": make_rows()["y"]}
+    with pytest.raises(CerebroError, match=r"has the columns 'x', 'outcome': say which it reads"):
+        search(MAKERS[kind], rows, tmp_path / "run")
+
+
+def test_inputs_of_functional_keras_models_are_found_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("keras")
+
+    def build(config: dict[str, Any]) -> Any:
+        inputs = [keras.Input((4,), name=name) for name in ("left", "right")]
+        outputs = keras.layers.Dense(3)(keras.layers.concatenate(inputs))
+        net = keras.Model(inputs, outputs)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        net.compile(keras.optimizers.SGD(config["lr"]), loss)
+        return net
+
+    x, y = make_rows().values()
+    result = search(build, {"y": y, "right": x, "left": -x}, tmp_path / "run", epochs=1)
+    assert result.status == "finished"

@@ -26,6 +26,7 @@ from cerebro.integrations.lightning.trainer import (
     read_optimizers,
 )
 from cerebro.model import (
+    TARGETS,
     Batch,
     Columns,
     Info,
@@ -47,12 +48,23 @@ class WholeBatch(dict[str, Any]):
     """
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.values())
+        return iter(self._list_values())
 
     def __missing__(self, key: Any) -> Any:
         if isinstance(key, int):
-            return list(self.values())[key]
+            return self._list_values()[key]
         raise KeyError(key)
+
+    def _list_values(self) -> list[Any]:
+        """Return the columns in order; refuse a target before inputs, which steps expect first."""
+        names = list(self.keys())
+        if len(names) > 1 and names[0] in TARGETS:
+            raise InputError(
+                f"the module's step unpacks its batch, whose first column is the target "
+                f"{names[0]!r}: name the columns in the step's order, "
+                "cerebro.torch.from_lightning(module, inputs=[...])"
+            )
+        return list(self.values())
 
 
 class BatchForm:
