@@ -232,20 +232,20 @@ def is_keras(value: object) -> bool:
     return not packages.isdisjoint(("keras", "tf_keras"))
 
 
-TARGETS = ("y", "target", "label", "labels")
-"""The names by which a column is taken as the target."""
+TARGETS = ("y", "target", "label", "labels")  # names by which a column is taken as the target
 
 _CONVERTERS = {
     "PreTrainedModel": "convert it: cerebro.torch.from_transformers(model, optimizer=...)",
     "PeftModel": "convert it: cerebro.torch.from_transformers(model, optimizer=...)",
 }
 
-_PACKAGES = ("transformers", "peft")
-
 
 def _find_hint(model: object) -> str:
     for kind in type(model).__mro__:
-        if kind.__name__ in _CONVERTERS and kind.__module__.partition(".")[0] in _PACKAGES:
+        if kind.__name__ in _CONVERTERS and kind.__module__.partition(".")[0] in (
+            "transformers",
+            "peft",
+        ):
             return f"; {_CONVERTERS[kind.__name__]}"
     if hasattr(model, "parameters") and hasattr(model, "forward"):
         return "; wrap the network: cerebro.torch.Model(net, optimizer=..., loss=...)"
