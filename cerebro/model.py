@@ -234,19 +234,11 @@ def is_keras(value: object) -> bool:
 
 TARGETS = ("y", "target", "label", "labels")  # names by which a column is taken as the target
 
-_CONVERTERS = {
-    "PreTrainedModel": "convert it: cerebro.torch.from_transformers(model, optimizer=...)",
-    "PeftModel": "convert it: cerebro.torch.from_transformers(model, optimizer=...)",
-}
-
 
 def _find_hint(model: object) -> str:
-    for kind in type(model).__mro__:
-        if kind.__name__ in _CONVERTERS and kind.__module__.partition(".")[0] in (
-            "transformers",
-            "peft",
-        ):
-            return f"; {_CONVERTERS[kind.__name__]}"
+    bases = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(model).__mro__}
+    if bases & {("transformers", "PreTrainedModel"), ("peft", "PeftModel")}:
+        return "; convert it: cerebro.torch.from_transformers(model, optimizer=...)"
     if hasattr(model, "parameters") and hasattr(model, "forward"):
         return "; wrap the network: cerebro.torch.Model(net, optimizer=..., loss=...)"
     if hasattr(model, "partial_fit"):
