@@ -238,7 +238,7 @@ TARGETS = ("y", "target", "label", "labels")  # names by which a column is taken
 def _find_hint(model: object) -> str:
     bases = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(model).__mro__}
     if bases & {("transformers", "PreTrainedModel"), ("peft", "PeftModel")}:
-        return "; convert it: cerebro.torch.from_transformers(model, optimizer=...)"
+        return "; convert it: cerebro.torch.from_transformers(model, args=...)"
     if hasattr(model, "parameters") and hasattr(model, "forward"):
         return "; wrap the network: cerebro.torch.Model(net, optimizer=..., loss=...)"
     if hasattr(model, "partial_fit"):

@@ -77,9 +77,11 @@ def build(config, info):
     optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"])
     return cerebro.torch.from_transformers(
         model,
-        optimizer=optimizer,
-        scheduler=get_linear_schedule_with_warmup(optimizer, 10, info.total_steps),
-        collator=pad,
+        optimizers=(
+            optimizer,
+            get_linear_schedule_with_warmup(optimizer, 10, info.total_steps),
+        ),
+        data_collator=pad,
         compute_metrics=compute_metrics,
         state="trainable",
     )

@@ -58,6 +58,14 @@ class Updates(Part):
         """Note the numbers of batches of the trial's epochs."""
         self._steps = steps
 
+    def make_schedule(self, make: Callable[[Any, int], Any]) -> tuple[Any]:
+        """Use the scheduler ``make(optimizer, updates)``, which steps after each update."""
+        self.by_batch = True
+        updates = self.count_scheduler_steps(len(self._steps))
+        assert updates is not None
+        self._schedulers = (make(self._optimizers[0], updates),)
+        return self._schedulers
+
     def count_scheduler_steps(self, epochs: int) -> int | None:
         """Return how often schedulers step in the first epochs; None unless by batch or update."""
         if not self.by_batch or epochs > len(self._steps):

@@ -14,9 +14,21 @@ from cerebro.model import check_model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from cerebro.torch import from_transformers  # noqa: E402
+from small_bert import (  # noqa: E402
+    ROWS,
+    SMALL,
+    TRAIN,
+    VALID,
+    assert_same_nets,
+    build,
+    build_seeded,
+    given_to_hugging_face,
+    make_bert,
+    rates_of_updates,
+    tokenizer,
+)  # fmt: skip
 
-ROWS, LONGEST = 6, 9
+from cerebro.torch import from_transformers  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -24,47 +36,6 @@ def quiet():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def make_batches(seed, count=4):
-    """Batches of a ragged column, padded with zeros, as Cerebro's loader makes them."""
-    generator = torch.Generator().manual_seed(seed)
-    batches = []
-    for number in range(count):
-        lengths = torch.randint(3, LONGEST - number, (ROWS,), generator=generator)
-        mask = torch.arange(int(lengths.max())) < lengths[:, None]
-        ids = torch.randint(5, 20, mask.shape, generator=generator) * mask
-        labels = torch.randint(0, 3, (ROWS,), generator=generator)
-        batches.append({"input_ids": ids, "input_ids_mask": mask, "label": labels})
-    return batches
-
-
-TRAIN, VALID = make_batches(1), make_batches(2)
-SMALL = {
-    "vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "intermediate_size": 8, "max_position_embeddings": 16,
-}  # fmt: skip
-
-
-def make_bert(kind="BertForSequenceClassification"):
-    config = transformers.BertConfig(num_labels=3, **SMALL)
-    return getattr(transformers, kind)(config)
-
-
-def build(model=None, **options):
-    model = make_bert() if model is None else model
-    parameters = [item for item in model.parameters() if item.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=0.01)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    return from_transformers(model, optimizer=optimizer, scheduler=scheduler, **options)
-
-
-def given_to_hugging_face(batch):
-    return {
-        "input_ids": batch["input_ids"],
-        "attention_mask": batch["input_ids_mask"].long(),
-        "labels": batch["label"],
-    }
 
 
 def test_steps_are_not_recorded():
@@ -122,19 +93,6 @@ def test_losses_and_weights_are_those_of_the_trainer(tmp_path, accumulate):
     assert logged == pytest.approx(ours, abs=1e-4)  # rounded by the Trainer
     for name, value in theirs.net.state_dict().items():
         assert torch.equal(model.net.state_dict()[name], value), name
-
-
-def build_seeded(*arguments, **options):
-    generators.seed_all(3, True)
-    return build(*arguments, **options)
-
-
-def rates_of_updates(model):
-    """Return a list that receives the learning rate of each update of the model."""
-    rates = []
-    optimizer = model._optimizers[0]
-    optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
-    return rates
 
 
 @pytest.mark.parametrize(
@@ -266,7 +224,7 @@ def test_compute_metrics_gets_no_cache_of_a_language_model():
     settings = {key: value for key, value in SMALL.items() if key != "max_position_embeddings"}
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(pad_token_id=0, **settings))
     pads = transformers.DataCollatorForLanguageModeling(tokenizer(), mlm=False)
-    model = build(llama, collator=pads, compute_metrics=lambda found: seen.append(found) or {})
+    model = build(llama, data_collator=pads, compute_metrics=lambda found: seen.append(found) or {})
     batches = [{name: batch[name] for name in ("input_ids", "input_ids_mask")} for batch in VALID]
     model.evaluate(batches)
     expected = padded([model.predict_batch(batch)["logits"] for batch in batches])
@@ -274,34 +232,14 @@ def test_compute_metrics_gets_no_cache_of_a_language_model():
     assert seen[0].label_ids.shape == expected.shape[:2]
 
 
-def tokenizer():
-    from tokenizers import Tokenizer, models
-
-    words = ["[PAD]", "[MASK]", "[CLS]", "[SEP]", "[UNK]", *map(str, range(15))]
-    model = models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]")
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(model),
-        pad_token="[PAD]",
-        mask_token="[MASK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        unk_token="[UNK]",
-    )
-
-
 def test_a_padding_collator_makes_the_same_batches_as_the_mask():
     pads = transformers.DataCollatorWithPadding(tokenizer())
-    plain, collated = build_seeded(), build_seeded(collator=pads)
+    plain, collated = build_seeded(), build_seeded(data_collator=pads)
     for model in (plain, collated):
         generators.seed_all(4, True)
         for batch in TRAIN:
             model.train_batch(batch)
     assert_same_nets(plain, collated)
-
-
-def assert_same_nets(one, two):
-    for name, value in one.net.state_dict().items():
-        assert torch.equal(two.net.state_dict()[name], value), name
 
 
 def test_random_masks_use_the_trials_generators():
@@ -310,7 +248,7 @@ def test_random_masks_use_the_trials_generators():
 
     def make():
         generators.seed_all(3, True)
-        return build(make_bert("BertForMaskedLM"), collator=masks, compute_metrics=count)
+        return build(make_bert("BertForMaskedLM"), data_collator=masks, compute_metrics=count)
 
     def count(evaluated):
         assert evaluated.predictions.shape[:2] == evaluated.label_ids.shape
@@ -335,7 +273,7 @@ def test_random_masks_use_the_trials_generators():
     assert found[0] == found[1] and len(set(found[0])) == len(batches)
     seeded = transformers.DataCollatorForLanguageModeling(tokenizer(), seed=1)
     with pytest.raises(InputError, match="DataCollatorForLanguageModeling has a seed"):
-        build(collator=seeded)
+        build(data_collator=seeded)
 
 
 def test_padded_labels_do_not_count():
@@ -403,8 +341,8 @@ def test_inputs_may_map_columns_with_other_names():
     assert plain.evaluate(TRAIN) == other.evaluate(renamed)
     with pytest.raises(InputError, match="none of the columns text, kind is an argument"):
         plain.evaluate(renamed)
-    with pytest.raises(TypeError, match="takes collator=, not data_collator="):
-        build(data_collator=1)
+    with pytest.raises(TypeError, match="takes data_collator=, not collator="):
+        build(collator=1)
     with pytest.raises(InputError, match="model must be a model of transformers, not 3"):
         from_transformers(3, optimizer=None)
 
@@ -544,6 +482,6 @@ def test_a_collator_may_return_values_that_are_no_tensors():
 
     network = Wanting()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    model = from_transformers(network, optimizer=optimizer, collator=collate)
+    model = from_transformers(network, optimizer=optimizer, data_collator=collate)
     assert model.train_batch(TRAIN[0])["loss"] > 0
     assert model.evaluate(VALID).keys() == {"loss"}
