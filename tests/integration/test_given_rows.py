@@ -259,13 +259,14 @@ def build_of_two(config):
     return cerebro.torch.Model(net, optimizer=optimizer, loss=torch.nn.functional.cross_entropy)
 
 
-def test_the_error_for_class_folders_suggests_cerebro_images(tmp_path):
+def test_folders_without_images_are_explained(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "pets" / name).mkdir(parents=True)
     with pytest.raises(InputError) as caught:
         search(str(tmp_path / "pets"), 0.25, tmp_path / "a")
-    assert f"for class folders use cerebro.images('{tmp_path / 'pets'}')" in str(caught.value)
-    with pytest.raises(InputError, match=r"for class folders use cerebro\.images"):
+    assert f"'{tmp_path / 'pets'}'" in str(caught.value)
+    assert "class folders" in str(caught.value)
+    with pytest.raises(InputError, match=r"without class folders of images: see cerebro\.images"):
         cerebro.shard(str(tmp_path / "pets"), tmp_path / "d")
     (tmp_path / "unfinished" / "shard-00000").mkdir(parents=True)
     with pytest.raises(CerebroError, match="is not a complete dataset"):
