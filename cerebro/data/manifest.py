@@ -10,9 +10,11 @@ exposes a truncated or altered manifest. The layout is::
      "shards": [{"rows": 225, "files": {"x.npy": {"bytes": 14528, "xxh3_64": "..."}}}],
      "arguments": {"shards": 8, "columns": null, "dtypes": null, "shuffle": true, "seed": 0},
      "source": {"kind": "arrays", "fingerprint": "..."},
+     "recipe": [...],
      "manifest_xxh3_128": "..."}
 
-``arguments`` and ``source`` record how the dataset was made. `Manifest.checksum` leaves them out:
+``arguments`` and ``source`` record how the dataset was made, and ``recipe`` how to make its columns
+from raw rows (`cerebro.data.recipe`). `Manifest.checksum` leaves them out:
 the same rows have the same checksum, from any source.
 """
 
@@ -23,7 +25,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +40,7 @@ from cerebro.machine.files import load_json, read_bytes
 from cerebro.machine.imports import explain_other_version
 
 FORMAT = "cerebro-dataset"
-VERSION = 1
+VERSION = 2
 FILE_NAME = "manifest.json"
 MAX_ROWS = 2**32 - 1  # row numbers are uint32 in the row order
 MAX_BYTES = 2**63 - 1
@@ -48,7 +50,7 @@ MAX_MANIFEST_BYTES = 256 << 20  # about a million shards
 
 _HASH_FIELD = "manifest_xxh3_128"
 _FIELDS = {
-    *("format", "version", "library", "rows", "columns", "shards", "arguments", "source"),
+    *("format", "version", "library", "rows", "columns", "shards", "arguments", "source", "recipe"),
     _HASH_FIELD,
 }
 
@@ -125,6 +127,7 @@ class Manifest:
     shards: tuple[ShardEntry, ...]
     arguments: Mapping[str, Any]
     source: Mapping[str, Any]
+    recipe: Sequence[Mapping[str, Any]] = ()
     library: str = dataclasses.field(default_factory=version)
 
     @cached_property
@@ -157,6 +160,7 @@ class Manifest:
             ],
             "arguments": dict(self.arguments),
             "source": dict(self.source),
+            "recipe": list(self.recipe),
         }
         content[_HASH_FIELD] = checksum_of(content)
         return json.dumps(content, indent=1, allow_nan=False).encode()
@@ -277,6 +281,7 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
         shards=shards,
         arguments=top.object("arguments").value,
         source=_parse_source(top.object("source")),
+        recipe=_parse_recipe(top, {column.name for column in columns}),
         library=top.text("library"),
     )
     if top.integer("rows", 1, MAX_ROWS) != manifest.rows:
@@ -334,6 +339,28 @@ def _parse_source(fields: _Fields) -> dict[str, Any]:
     return {"kind": fields.text("kind"), "fingerprint": fingerprint}
 
 
+def _parse_recipe(top: _Fields, names: set[str]) -> tuple[dict[str, Any], ...]:
+    """Return how columns are made from raw rows; see `cerebro.data.recipe`."""
+    for fields in top.objects("recipe", least=0):
+        fields.check_fields({"name", "dtype", "stacked", "sources"})
+        if fields.text("name") not in names or fields.text("dtype") not in STORAGE:
+            fields.fail("name", "is not a column of this dataset, or its dtype is unknown")
+        fields.boolean("stacked")
+        for source in fields.objects("sources"):
+            source.check_fields({"name", "categories", "fill", "unknown"})
+            source.text("name")
+            categories, unknown = source.value["categories"], source.value["unknown"]
+            known = categories or []
+            if not isinstance(known, list) or not all(isinstance(name, str) for name in known):
+                source.fail("categories", "must be null or a list of strings")
+            kinds = (str, type(None)) if categories is not None else (bool, int, float, type(None))
+            if not isinstance(source.value["fill"], kinds):
+                source.fail("fill", "is not a value of this column")
+            if unknown is not None:
+                source.integer("unknown", 0, len(known) - 1)
+    return tuple(top.value["recipe"])
+
+
 class _Fields:
     """Typed access to one JSON object; every error names the file and the field."""
 
@@ -389,9 +416,9 @@ class _Fields:
         value = self._get(field, dict, "an object")
         return _Fields(self.path, f"{self.where}{field}.", value)
 
-    def objects(self, field: str) -> list[_Fields]:
+    def objects(self, field: str, least: int = 1) -> list[_Fields]:
         values = self._get(field, list, "a list")
-        if not values:
+        if len(values) < least:
             self.fail(field, "is empty")
         objects = []
         for index, value in enumerate(values):

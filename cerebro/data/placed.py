@@ -123,6 +123,7 @@ def write_view(view: Dataset, folder: Path) -> Dataset:
         shards=tuple(shards),
         arguments={},
         source={"kind": "view", "fingerprint": view.checksum},
+        recipe=[made for made in view.shards.manifest.recipe if made["name"] not in stored],
     )
     manifest.write(folder)
     return Dataset(folder).with_transforms(view.transforms)

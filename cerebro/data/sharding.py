@@ -14,7 +14,7 @@ import contextlib
 import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +27,7 @@ from cerebro.data.columns import check_complete
 from cerebro.data.containers import unpack_one
 from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import TEXT, parse_dtype
+from cerebro.data.filling import FilledSource, check_missing, check_unknown, describe_columns
 from cerebro.data.layout import Columns, OutputColumn, check_rows, lay_out, source_columns
 from cerebro.data.manifest import Manifest, checksum_of, read_manifest
 from cerebro.data.sources import open_source
@@ -55,7 +56,6 @@ def shard(
     source: Any,
     path: str | os.PathLike[str],
     *,
-    size: int | tuple[int, int] | None = None,
     shards: int | None = None,
     columns: Columns | None = None,
     dtypes: Mapping[str, Any] | None = None,
@@ -63,6 +63,9 @@ def shard(
     seed: int = 0,
     exist_ok: bool = False,
     progress: str | bool = "auto",
+    missing: str | Mapping[str, Any] | None = None,
+    unknown: str | Sequence[str] | None = None,
+    size: int | tuple[int, int] | None = None,
 ) -> Dataset:
     """Write a dataset: rows from any source, shuffled once, in shards.
 
@@ -116,6 +119,20 @@ def shard(
         names, sizes and times; other iterables cannot be compared and are assumed to be the same.
     progress
         ``"auto"`` shows a bar for large datasets on a terminal; True always, False never.
+    missing
+        What to put in place of missing values; None: nothing (see above). ``"category"``: in text a
+        category of its own, ``missing``, and in numbers the median. ``"fill"``: in text the most
+        frequent name, and in numbers the median. ``"mean"`` and ``"median"``: in numbers that, and
+        in text a category. Or a mapping of the source's columns to these or to constants; columns
+        that it does not name are not filled. In columns of integers, what is filled is rounded. It
+        is computed from all rows of the source, and recorded: `Trial.predict` fills new rows
+        alike. The source must be a frame, a CSV file, a mapping of columns or a list of
+        dictionaries, and is read into memory. A target is filled as well, so name the columns
+        if it may be missing.
+    unknown
+        Whether columns of text get a category ``unknown``, for names in new rows that the source
+        lacks. ``"category"``: all do; a list: the source's columns that do; None: none, and such
+        names are errors. No row of the source has this category, unless it has the name.
 
     Returns
     -------
@@ -137,6 +154,7 @@ def shard(
         if not isinstance(source, (str, os.PathLike)):
             raise InputError("size is for the path of a folder of images: leave it out")
         source = images(source, size)
+    arguments |= {"missing": check_missing(missing), "unknown": check_unknown(unknown)}
     place: _Folder | Upload
     where: str | Path
     with contextlib.ExitStack() as stack:
@@ -162,7 +180,9 @@ def _make_dataset(
     exists = place.is_there()
     if exists and not exist_ok:
         _refuse_existing(place, path, arguments)
-    opened = open_source(source)
+    missing, unknown = arguments["missing"], arguments["unknown"]
+    is_filled = missing is not None or unknown is not None
+    opened = FilledSource(source, missing, unknown) if is_filled else open_source(source)
     columns, dtypes = arguments["columns"], arguments["dtypes"] or {}
     shaped = (name for name, dtype in dtypes.items() if isinstance(dtype, list))
     opened.binary = _find_source_names(columns, shaped)
@@ -190,6 +210,7 @@ def _make_dataset(
             shards=tuple(entries),
             arguments=arguments,
             source={"kind": opened.kind, "fingerprint": fingerprint},
+            recipe=describe_columns(outputs, columns, getattr(opened, "changes", {})),
         )
         _commit(manifest, folder, place.target)
         place.finish()

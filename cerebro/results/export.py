@@ -25,13 +25,14 @@ from typing import Any
 
 import cerebro._core as _core
 from cerebro.arguments import warn_user
-from cerebro.data import Dataset
+from cerebro.data import Dataset, recipe
 from cerebro.errors import InputError, text_of
 from cerebro.machine import environment, generators
 from cerebro.machine.files import path_of
 from cerebro.machine.imports import import_extra
 from cerebro.machine.mappings import strict_json
 from cerebro.model import check_batch, column_names, make_getter, stored_column
+from cerebro.results.raw_rows import describe_target
 from cerebro.run.records import class_name
 
 TORCH, JAX, SKLEARN = "cerebro.torch.Model", "cerebro.jax.Model", "cerebro.sklearn.Model"
@@ -297,9 +298,11 @@ ABOUT = "model.json"
 STATS_BYTES = 1_000_000_000
 """The size of the largest column for which statistics are computed."""
 
-LOAD_TORCH = '''"""Load the network that this folder holds. Needs only PyTorch."""
+LOAD_TORCH = '''"""Load the network that this folder holds. Needs only PyTorch (raw rows: and NumPy)."""
 
+import json
 import pathlib
+import runpy
 
 import torch
 
@@ -309,8 +312,23 @@ network = program.module()
 examples, named_examples = program.example_inputs
 
 
-def predict(*inputs, **named_inputs):
-    """Return the outputs for rows: tensors, arrays or lists; model.json describes the "inputs"."""
+def predict(*inputs, output="raw", **named_inputs):
+    """Return the outputs for rows: raw rows (a frame, a CSV file, dictionaries), or the inputs of
+    model.json as tensors, arrays or lists. The output is "raw", "class" or "probability"."""
+    about = json.loads((FOLDER / "model.json").read_text())
+    rows = runpy.run_path(str(FOLDER / "recipe.py"))
+    if len(inputs) == 1 and not named_inputs and rows["is_rows"](inputs[0]):
+        if about["recipe"] is None:
+            raise ValueError("the inputs are not made of raw rows: give arrays, see model.json")
+        made = rows["make_columns"](about["recipe"], inputs[0])
+        inputs = [made[column["column"]] for column in about["inputs"]]
+        if about["keywords"]:
+            named_inputs, inputs = dict(zip(about["keywords"], inputs)), ()
+    return rows["decode"](run(*inputs, **named_inputs), output, about["target"])
+
+
+def run(*inputs, **named_inputs):
+    """Return the network's outputs for tensors, arrays or lists."""
     if len(inputs) != len(examples) or set(named_inputs) != set(named_examples):
         names = ", ".join(f"{name}=" for name in named_examples)
         raise TypeError(f"predict takes {names or f'{len(examples)} input(s)'}: see model.json")
@@ -333,7 +351,9 @@ def tensor(rows, example):
 
 LOAD_SKLEARN = '''"""Load the estimator that this folder holds. Needs only scikit-learn."""
 
+import json
 import pathlib
+import runpy
 
 import joblib
 import numpy
@@ -343,10 +363,21 @@ estimator = joblib.load(FOLDER / "model.joblib")
 apply = estimator.predict if hasattr(estimator, "predict") else estimator.transform
 
 
-def predict(*inputs):
-    """Return the predictions for rows: arrays or lists; model.json describes the "inputs"."""
-    arrays = [numpy.asarray(rows) for rows in inputs]
-    return apply(numpy.hstack([rows.reshape(len(rows), -1) for rows in arrays]))
+def predict(*inputs, output="raw"):
+    """Return the predictions for rows: raw rows (a frame, a CSV file, dictionaries), or the inputs
+    of model.json as arrays or lists. The output is "raw", "class" or "probability"."""
+    about = json.loads((FOLDER / "model.json").read_text())
+    rows = runpy.run_path(str(FOLDER / "recipe.py"))
+    if len(inputs) == 1 and rows["is_rows"](inputs[0]):
+        if about["recipe"] is None:
+            raise ValueError("the inputs are not made of raw rows: give arrays, see model.json")
+        made = rows["make_columns"](about["recipe"], inputs[0])
+        inputs = [made[column["column"]] for column in about["inputs"]]
+    arrays = [numpy.asarray(part) for part in inputs]
+    x = numpy.hstack([part.reshape(len(part), -1) for part in arrays])
+    if output == "probability":
+        return estimator.predict_proba(x)
+    return rows["decode"](apply(x), output, about["target"])
 '''
 
 LOAD_WEIGHTS = '''"""Load the weights that this folder holds. Needs only safetensors and NumPy."""
@@ -383,9 +414,15 @@ def save(
             if kind == TORCH:
                 form, inputs = _write_program(model, data, draft)
         (draft / "load.py").write_text(form, encoding="utf-8")
+        if form != LOAD_WEIGHTS:
+            (draft / "recipe.py").write_text(inspect.getsource(recipe), encoding="utf-8")
         (draft / "build.py").write_text(_read_source(build), encoding="utf-8")
         described = {**about, "inputs": [_describe_column(data, name) for name in inputs]}
         described["classes"] = {n: names for n, names in data.classes.items() if names is not None}
+        given = getattr(model, "_inputs", None)
+        described["keywords"] = list(given) if isinstance(given, Mapping) else None
+        described["recipe"] = _find_recipe(data, inputs)
+        described["target"] = describe_target(model, data)
         described["environment"] = environment.describe()["packages"]
         (draft / ABOUT).write_text(f"{strict_json(described)}\n", encoding="utf-8")
         draft.chmod(0o755)
@@ -396,6 +433,17 @@ def save(
         shutil.rmtree(draft, ignore_errors=True)
         raise
     return target
+
+
+def _find_recipe(data: Dataset, inputs: list[str]) -> list[dict[str, Any]] | None:
+    """Return how the inputs are made from raw rows, with transforms; None: they cannot be."""
+    known = {made["name"]: dict(made) for made in data.shards.manifest.recipe}
+    found = [known[name] for name in inputs if name in known]
+    for made in found:
+        made["transforms"] = [step.to_json() for step in data.transforms.get(made["name"], ())]
+        if not all(map(recipe.has_step, made["transforms"])):
+            return None
+    return found if len(found) == len(inputs) else None
 
 
 def _write_program(model: Any, data: Dataset, folder: Path) -> tuple[str, list[str]]:

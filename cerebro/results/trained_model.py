@@ -25,6 +25,7 @@ from cerebro.machine.devices import CPU, choose_resume_devices, use_device
 from cerebro.machine.libraries import present_settings, settings_of_run
 from cerebro.model import column_names, read_columns, stored_column
 from cerebro.results.export import Kept
+from cerebro.results.raw_rows import decode, is_csv, make_inputs
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, TrialRecord, strip_study
 from cerebro.run.settings import Batches, Exactness, read_group
@@ -172,9 +173,11 @@ class TrainedModel:
                         raise
             return run_evaluation(strict=False)
 
-    def predict(self, epoch: EpochRecord, data: Any, build: Build) -> Any:
+    def predict(self, epoch: EpochRecord, data: Any, build: Build, output: str) -> Any:
         """See `cerebro.Trial.predict`."""
-        if isinstance(data, (str, os.PathLike)) and not is_rows(data):
+        if output not in ("raw", "class", "probability"):
+            raise InputError(f"output must be 'raw', 'class' or 'probability', not {output!r}")
+        if isinstance(data, (str, os.PathLike)) and not (is_csv(data) or is_rows(data)):
             data = Dataset(data)
         live = self.load(epoch, build)
         with (
@@ -185,7 +188,15 @@ class TrainedModel:
             is_array = hasattr(data, "ndim") and not hasattr(data, "columns")
             is_columns = isinstance(data, Mapping) and not is_bunch(data)
             unfit: dict[str, str] = {}
-            if is_array or (is_columns and not has_names(data, self._saved.columns())):
+            train = self._saved.training_data()
+            made = (
+                None
+                if is_array or isinstance(data, Dataset)
+                else make_inputs(live.model, data, train)
+            )
+            if made is not None:
+                data = rows.enter_context(write_temporary(made, train, "predict"))
+            elif is_array or (is_columns and not has_names(data, self._saved.columns())):
                 data = narrow_arrays(data, self._saved.columns())
             elif is_rows(data) and not isinstance(data, list):  # which has batches
                 data = rows.enter_context(
@@ -194,7 +205,11 @@ class TrainedModel:
                 unfit = self._find_unfit_columns(live.model, data, "predict")
             elif isinstance(data, Dataset):
                 unfit = self._find_unfit_columns(live.model, data, str(data.path))
-            return _predict(live.model, data, self._batches.size_of(self._config), unfit)
+            size = self._batches.size_of(self._config)
+            if output == "probability" and hasattr(live.model, "predict_probability"):
+                live.model.predict_batch = live.model.predict_probability
+                return _predict(live.model, data, size, unfit)
+            return decode(_predict(live.model, data, size, unfit), output, live.model, train)
 
     def _find_unfit_columns(self, model: Any, data: Dataset, what: str) -> dict[str, str]:
         """Return why the model might misread columns; raise InputError if its inputs name one."""

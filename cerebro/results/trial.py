@@ -272,7 +272,13 @@ class Trial:
         return self._model.evaluate(epoch, data, build, exact=not self.not_exact)
 
     @shorten_tracebacks
-    def predict(self, data: Any, *, build: Callable[..., Any] | None = None) -> Any:
+    def predict(
+        self,
+        data: Any,
+        *,
+        output: Literal["raw", "class", "probability"] = "raw",
+        build: Callable[..., Any] | None = None,
+    ) -> Any:
         """Return predictions for the rows of a dataset, in row order.
 
         The model is the one that `load` returns, after the epoch that ranks the trial.
@@ -280,8 +286,19 @@ class Trial:
         Parameters
         ----------
         data
-            A `cerebro.Dataset` or its path; a table, a pair ``(x, y)`` or a PyTorch dataset, as for
-            `evaluate`; or an argument of the model's own ``predict``, such as an array.
+            Raw rows with the names and types of those that `cerebro.shard` got: a pandas frame, the
+            path of a CSV file, a list of dictionaries or one of them. They become the model's
+            columns as the training data's did: stacks, codes, fill values, types, transforms. The
+            target and other columns may be missing. Or a `cerebro.Dataset` or its path; a table, a
+            pair ``(x, y)`` or a PyTorch dataset, as for `evaluate`; or an argument of the model's
+            own ``predict``, such as an array.
+        output
+            ``"raw"``: the model's outputs. ``"class"``: the name of the most probable class, or its
+            number if the target has no names. ``"probability"``: of each class, in their order.
+            These need a PyTorch model whose loss is ``cross_entropy``, ``nll_loss``,
+            ``binary_cross_entropy`` or ``binary_cross_entropy_with_logits``, or a function that
+            calls one of them; or a classifier of scikit-learn. For other losses, ``"class"`` is the
+            largest output.
         build
             The run's ``build``, if it cannot be imported again.
 
@@ -289,14 +306,16 @@ class Trial:
         -------
         tensor or ndarray
             The result of the model's ``predict``, or the concatenated outputs of the batches, of
-            shape ``(rows, ...)``.
+            shape ``(rows, ...)``. Classes are an array of shape ``(rows,)``, probabilities float64
+            of shape ``(rows, classes)``.
 
         Raises
         ------
         InputError
-            If the model has neither ``predict`` nor ``predict_batch``; also as for `load`.
+            If a column is missing or a value unknown, or `output` does not fit the model. If the
+            model has neither ``predict`` nor ``predict_batch``; also as for `load`.
         """
-        return self._model.predict(self._epoch_record("best"), data, build)
+        return self._model.predict(self._epoch_record("best"), data, build, output)
 
     @shorten_tracebacks
     def out_of_fold(self, *, build: Callable[..., Any] | None = None) -> Any:
@@ -400,7 +419,8 @@ class Trial:
     ) -> Path:
         """Save the model as a folder for use without Cerebro.
 
-        The folder has ``load.py``, a short program that loads the model; ``model.json`` with the
+        The folder has ``load.py``, a short program that loads the model and predicts raw rows, as
+        `predict` does; ``model.json`` with the
         configuration, metrics, input columns with their statistics, class names and versions;
         ``build.py``, the source of ``build``; and the model: for PyTorch ``weights.safetensors``
         and ``model.pt2`` (`torch.export`, any number of rows), for scikit-learn ``model.joblib``,

@@ -206,6 +206,13 @@ class Model(BaseModel):
             return self.estimator.transform(x)
         return self.estimator.predict(x)
 
+    def predict_probability(self, batch: Batch) -> Any:
+        """Return the probability of each class, of shape (rows, classes)."""
+        self._check_fitted()
+        if not hasattr(self.estimator, "predict_proba"):
+            raise InputError(f"{type(self.estimator).__name__} does not predict probabilities")
+        return self.estimator.predict_proba(self._features(batch))
+
     def _training_values(self, x: Any, y: Any) -> dict[str, Any]:
         """Return a training batch's metrics, without those that cannot be computed on it."""
         predicted = self.estimator.predict(x) if y is not None else None
