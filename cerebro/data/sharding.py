@@ -92,8 +92,6 @@ def shard(
         The folder to make; or a URL in object storage, such as ``"s3://bucket/set"``. The files are
         made here first, in the cache folder, and the manifest is uploaded last: without it there
         is no dataset.
-    size
-        ``(height, width)``, or one number for both, to which the images of a folder are resized.
     shards
         The number of shards; None: 8, or more to keep each under 256 MB (64 MB for data of more
         than 4 GB, of which four are read together), but never more shards than rows. The first
@@ -133,6 +131,8 @@ def shard(
         Whether columns of text get a category ``unknown``, for names in new rows that the source
         lacks. ``"category"``: all do; a list: the source's columns that do; None: none, and such
         names are errors. No row of the source has this category, unless it has the name.
+    size
+        ``(height, width)``, or one number for both, to which the images of a folder are resized.
 
     Returns
     -------
