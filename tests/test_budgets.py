@@ -26,7 +26,7 @@ LINES = {
     "control.py": 420,
     "coordinator": 5_530,
     "dask.py": 20,
-    "data": 8_820,
+    "data": 9_340,
     "errors.py": 200,
     "executors": 2_010,
     "integrations": 8_640,
@@ -38,7 +38,7 @@ LINES = {
     "optuna.py": 30,
     "ray": 40,
     "report": 3_560,
-    "results": 2_860,
+    "results": 3_100,
     "run": 3_590,
     "searchers": 1_650,
     "sklearn.py": 20,
@@ -52,7 +52,7 @@ LINES = {
 }
 """The most lines of Python in each folder and file of the package, a little above today's."""
 
-MOST_FILES = 269
+MOST_FILES = 275
 """Of the package, a little above today's."""
 
 MOST_LINES = 700

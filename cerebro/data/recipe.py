@@ -67,7 +67,7 @@ def _cells(value: Any) -> Any:
 
 
 def _read_csv(path: str) -> dict[str, Any]:
-    with open(path, newline="", encoding="utf-8-sig") as file:
+    with open(path, newline="", encoding="utf-8-sig") as file:  # noqa: PTH123 -- or os.PathLike
         lines = csv.reader(file, delimiter="\t" if path.lower().endswith(".tsv") else ",")
         header = next(lines, [])
         rows = [line for line in lines if line]

@@ -298,7 +298,7 @@ ABOUT = "model.json"
 STATS_BYTES = 1_000_000_000
 """The size of the largest column for which statistics are computed."""
 
-LOAD_TORCH = '''"""Load the network that this folder holds. Needs only PyTorch (raw rows: and NumPy)."""
+LOAD_TORCH = '''"""Load the network in this folder. Needs only PyTorch, and NumPy for raw rows."""
 
 import json
 import pathlib

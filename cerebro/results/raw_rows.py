@@ -100,7 +100,8 @@ def _explain_lost(
             f"column {lost[0]!r} is not made of one value for each row, so that raw rows cannot "
             "become it: give a dataset, or arrays by column"
         )
-    return f"the rows have the columns {', '.join(map(str, cells))}, but the model reads {', '.join(names)}"
+    given, read = ", ".join(map(str, cells)), ", ".join(names)
+    return f"the rows have the columns {given}, but the model reads {read}"
 
 
 class _Made(Source):

@@ -29,6 +29,8 @@ NEEDS = {
     "docs/guide/logging.md": ["tensorboard", "mlflow"],
     "docs/guide/storage.md": ["s3fs", "moto", "flask"],
     "docs/tutorials/table.md": ["pandas"],
+    "docs/tutorials/kaggle.md": ["pandas"],
+    "docs/guide/predict.md": ["pandas"],
     "docs/guide/plots.md": ["matplotlib"],
     "docs/coming-from/cerebro-dl.md": ["pandas"],
     "docs/tutorials/image-folder.md": ["PIL"],

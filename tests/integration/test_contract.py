@@ -49,7 +49,7 @@ MODEL = (
 )
 SIGNATURES = {
     "shard": "(source, path, *, shards=None, columns=None, dtypes=None, shuffle=True, seed=0, "
-    "exist_ok=False, progress='auto')",
+    "exist_ok=False, progress='auto', missing=None, unknown=None, size=None)",
     "search": SEARCH,
     "open": "(run=None, *, build=None)",
     "replay": "(run, trial, build=None, *, data=None, epochs=None)",

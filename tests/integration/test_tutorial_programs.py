@@ -22,6 +22,7 @@ PROGRAMS = Path(__file__).parent.parent / "programs"
 NEEDED = {
     "pytorch_quickstart": "torch",
     "image_folder": "PIL",
+    "passengers": "pandas",
     "lightning_classifier": "lightning",
     "keras_classifier": "keras",
     "skorch_net": "skorch",
