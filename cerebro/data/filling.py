@@ -87,7 +87,8 @@ class FilledSource(Source):
 
     def _fill(self, name: str, cells: Any) -> ColumnData:
         way = self._missing.get(name) if isinstance(self._missing, Mapping) else self._missing
-        series = self._rows[name] if hasattr(self._rows, "columns") else None
+        rows: Any = self._rows
+        series = rows[name] if hasattr(rows, "columns") else None
         declared = getattr(getattr(series, "dtype", None), "categories", None)
         present = [] if isinstance(cells, np.ndarray) else [
             cell for cell in cells if not recipe.is_missing(cell)
@@ -153,7 +154,7 @@ class FilledSource(Source):
             names = names if UNKNOWN in names else [*names, UNKNOWN]
             unknown = names.index(UNKNOWN)
         place = {label: code for code, label in enumerate(names)}
-        codes = [place[fill if recipe.is_missing(cell) else cell] for cell in cells]
+        codes = [place[str(fill) if recipe.is_missing(cell) else cell] for cell in cells]
         self.changes[name] = {"fill": fill, "unknown": unknown}
         return ColumnData(np.array(codes, np.int64), "int64", None, names, ordered=True)
 

@@ -4,7 +4,7 @@ The manifest is one JSON object, written last. The reader checks every field's t
 that no name points outside the folder. The last field is a checksum of all the others, which
 exposes a truncated or altered manifest. The layout is::
 
-    {"format": "cerebro-dataset", "version": 1, "library": "0.1.0", "rows": 1797,
+    {"format": "cerebro-dataset", "version": 2, "library": "0.1.0", "rows": 1797,
      "columns": [{"name": "x", "dtype": "uint8", "shape": [8, 8], "ragged": false,
                   "classes": null}],
      "shards": [{"rows": 225, "files": {"x.npy": {"bytes": 14528, "xxh3_64": "..."}}}],
@@ -14,8 +14,8 @@ exposes a truncated or altered manifest. The layout is::
      "manifest_xxh3_128": "..."}
 
 ``arguments`` and ``source`` record how the dataset was made, and ``recipe`` how to make its columns
-from raw rows (`cerebro.data.recipe`). `Manifest.checksum` leaves them out:
-the same rows have the same checksum, from any source.
+from raw rows (`cerebro.data.recipe`). `Manifest.checksum` leaves them out: the same rows have the
+same checksum, from any source.
 """
 
 from __future__ import annotations

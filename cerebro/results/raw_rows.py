@@ -48,8 +48,10 @@ def make_inputs(model: Any, rows: Any, train: Dataset | None) -> Source | None:
     known = {made["name"]: made for made in train.shards.manifest.recipe}
     try:
         cells = recipe.read_columns(rows)
-        if names is None:  # a model with four methods, which may read any
+        if names is None:  # a model with four methods, which may read any column
             names = [n for n, m in known.items() if all(s["name"] in cells for s in m["sources"])]
+            if not any(map(_is_changed, (known[name] for name in names))):
+                return None  # unknown names are errors only where the model reads the column
         lost = [name for name in names if name not in known and name in train.columns]
         if (
             not names
@@ -74,14 +76,19 @@ def _find_inputs(model: Any, train: Dataset) -> list[str] | None:
     return [stored_column(name, train.columns) for name in column_names("inputs", inputs)]
 
 
+def _is_changed(made: Mapping[str, Any]) -> bool:
+    """Return whether a column is more than a column of the rows under its own name."""
+    filled = any(s["fill"] is not None or s["unknown"] is not None for s in made["sources"])
+    return filled or made["stacked"] or made["sources"][0]["name"] != made["name"]
+
+
 def _are_raw(cells: Mapping[str, Any], made: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether cells are one value for each row, and not the dataset's own columns."""
     if not made:
         return False
     for column in made:
         sources = [source["name"] for source in column["sources"]]
-        renamed = column["stacked"] or sources != [column["name"]]
-        if renamed and column["name"] in cells and not any(name in cells for name in sources):
+        if column["name"] in cells and not any(name in cells for name in sources):
             return False
     first = (cell[0] for cell in cells.values() if len(cell))
     return not any(np.ndim(cell) for cell in first if hasattr(cell, "__array__"))
@@ -100,8 +107,8 @@ def _explain_lost(
             f"column {lost[0]!r} is not made of one value for each row, so that raw rows cannot "
             "become it: give a dataset, or arrays by column"
         )
-    given, read = ", ".join(map(str, cells)), ", ".join(names)
-    return f"the rows have the columns {given}, but the model reads {read}"
+    there, read = ", ".join(map(str, cells)), ", ".join(names)
+    return f"the rows have the columns {there}, but the model reads {read}"
 
 
 class _Made(Source):

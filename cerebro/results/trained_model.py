@@ -194,7 +194,7 @@ class TrainedModel:
                 if is_array or isinstance(data, Dataset)
                 else make_inputs(live.model, data, train)
             )
-            if made is not None:
+            if made is not None and train is not None:
                 data = rows.enter_context(write_temporary(made, train, "predict"))
             elif is_array or (is_columns and not has_names(data, self._saved.columns())):
                 data = narrow_arrays(data, self._saved.columns())

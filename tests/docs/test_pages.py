@@ -15,9 +15,9 @@ pytest.importorskip("sklearn")
 from pages import PAGES, ROOT, WITH_RAY, Kernel, check, kernel
 
 # Four blocks need a GPU, one needs three JAX libraries, one waits for agents of other machines,
-# four need Java and one a database server (tests of their own run these), one is a server that
+# five need Java and one a database server (tests of their own run these), one is a server that
 # answers until it is ended, and one is in examples/ as a whole program.
-NOT_RUN = 15
+NOT_RUN = 16
 NEEDS = {
     "docs/guide/keras.md": ["keras"],
     "docs/coming-from/keras-tuner.md": ["keras"],

@@ -170,7 +170,9 @@ def test_new_rows_are_mapped_by_name_and_datasets_refused(tmp_path, written, bui
     more = pd.DataFrame({"city": [*CITIES, "Oslo"], "kind": ["u"] * 4})
     with pytest.raises(InputError, match="has 'Oslo' in column 'city', which the training data"):
         best.predict(written(more))
-    with pytest.raises(InputError, match="predict has 'Oslo' in column 'city'"):
+    with pytest.raises(
+        InputError, match=r"predict(: column 'city')? has 'Oslo' in (row 3|column 'city')"
+    ):
         best.predict(more)
     with pytest.raises(InputError, match="evaluate has 'Oslo' in column 'city'"):
         best.evaluate(more.assign(y=0))
@@ -315,7 +317,7 @@ def test_predict_checks_only_columns_in_columns_read(tmp_path, written):
                           progress=False).best  # fmt: skip
     with pytest.raises(InputError, match="class 0 of column 'name' is 'b' here"):
         both.predict(held_out)
-    with pytest.raises(InputError, match="has 'c' in column 'name'"):
+    with pytest.raises(InputError, match="column 'name' has 'c' in row 0"):
         both.predict(frame)
 
 
@@ -365,5 +367,5 @@ def test_text_in_a_numeric_column_is_refused(tmp_path, written):
     for use in (best.predict, best.evaluate):
         with pytest.raises(InputError, match="has names in column 'x'"):
             use(written(text))
-        with pytest.raises(InputError, match=r"column 'x' has names \('low' in row 0\), but num"):
+        with pytest.raises(InputError, match=r"column 'x' has .*'low' in row 0\)?, but num"):
             use(text)
