@@ -29,7 +29,7 @@ LINES = {
     "data": 9_340,
     "errors.py": 200,
     "executors": 2_010,
-    "integrations": 8_640,
+    "integrations": 8_920,
     "jax.py": 10,
     "keras.py": 20,
     "machine": 4_320,
@@ -52,7 +52,7 @@ LINES = {
 }
 """The most lines of Python in each folder and file of the package, a little above today's."""
 
-MOST_FILES = 275
+MOST_FILES = 276
 """Of the package, a little above today's."""
 
 MOST_LINES = 700

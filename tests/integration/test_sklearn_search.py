@@ -516,9 +516,6 @@ def test_weights_that_cannot_be_used_are_refused(digits: Any) -> None:
     perceptron = PassiveAggressiveClassifier()
     with pytest.raises(InputError, match="partial_fit takes no sample_weight: leave out"):
         search_cv(perceptron, {"C": [1.0]}).fit(x, y, sample_weight=np.ones(len(x)))
-    balanced = SGDClassifier(class_weight="balanced")
-    with pytest.raises(InputError, match=r"give a dict of weights, as .*compute_class_weight"):
-        search_cv(balanced, {"alpha": [1e-3]}).fit(x, y)
 
 
 def test_choices_that_are_tuples_stay_tuples(digits: Any) -> None:

@@ -1,7 +1,7 @@
 """The configurations of `SearchCV`: choices of its space, the models that they make, their scores.
 
-A configuration stores a tuple as a list and a mapping as its text, so that tables and plots show
-what it is. Both become the original again before they reach the estimator or the results.
+A configuration stores a tuple as a list, a mapping or an estimator as its text, so that tables and
+plots show what it is. All become the original again before they reach the estimator or the results.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
+import joblib
 import numpy as np
+from scipy import sparse
 from sklearn import get_config
 from sklearn.base import clone
 
 from cerebro.arguments import warn_user
 from cerebro.errors import InputError
+from cerebro.integrations.sklearn.heads import Heads, split_pipeline
 from cerebro.integrations.sklearn.model import Model
-from cerebro.integrations.sklearn.steps import kind_of, steps_of
+from cerebro.integrations.sklearn.steps import kind_of, learns_by_batch, steps_of
 from cerebro.model import Batch
 from cerebro.space import Choice, Constant, Space, as_space, path_name
 from cerebro.space.dimensions import When, json_value
@@ -104,19 +107,24 @@ def _convert_dimension(value: Any, name: Any, originals: Originals) -> Any:
         return value
     for option in special:
         text = json.dumps(json_value(_encode_choice(option), name))
-        originals.setdefault(name, {}).setdefault(text, option)
+        known = originals.setdefault(name, {}).setdefault(text, option)
+        if known is not option and joblib.hash(known) != joblib.hash(option):
+            raise InputError(f"space: two different choices of {name!r} have the same text, {text}")
     return type(dimension)([_encode_choice(option) for option in dimension.options])
 
 
 def _is_special(option: Any) -> bool:
     if isinstance(option, list):
         return any(map(_is_special, option))
-    return isinstance(option, (tuple, Mapping))
+    # Tuples, mappings, estimators, functions: what JSON has no word for.
+    return option is not None and not isinstance(option, (str, int, float, np.generic))
 
 
 def _encode_choice(option: Any) -> Any:
     """Return what stands for a choice in configurations; tuples become lists later."""
-    return str(_convert_numbers(option)) if isinstance(option, Mapping) else option
+    if isinstance(option, (list, tuple)):
+        return [*map(_encode_choice, option)]
+    return str(_convert_numbers(option)) if _is_special(option) else option
 
 
 def _convert_numbers(value: Any) -> Any:
@@ -132,16 +140,28 @@ def _convert_numbers(value: Any) -> Any:
 class ScoredModel(Model):
     """An estimator that a scikit-learn scorer validates once, on all rows.
 
-    In the data, classes are the numbers 0, 1, ...; the estimator learns the original `labels`.
+    In the data, classes are the numbers 0, 1, ...; the estimator learns the original `labels`. If
+    the columns of a pipeline's head are given, the data has numbers of their rows.
     """
 
     evaluates_whole = True
 
     def __init__(
-        self, estimator: Any, scorer: Callable[..., Any], labels: Any, weight: str | None
+        self,
+        estimator: Any,
+        scorer: Callable[..., Any],
+        labels: Any,
+        weight: str | None,
+        rows: Any = None,
     ) -> None:
         super().__init__(estimator, classes=labels, weight=weight)
-        self._scorer, self._labels = scorer, labels
+        self._scorer, self._labels, self._rows = scorer, labels, rows
+
+    def _features(self, batch: Batch) -> Any:
+        if self._rows is None:
+            return super()._features(batch)
+        rows = self._rows[np.asarray(batch["x"]).reshape(-1)]
+        return rows.toarray() if sparse.issparse(rows) else np.asarray(rows)
 
     def _columns(self, batch: Batch) -> tuple[Any, Any]:
         x, y = super()._columns(batch)
@@ -185,22 +205,37 @@ class BuildEstimator:
         labels: Any,
         weight: str | None,
         originals: Originals,
+        balances: Sequence[Mapping[Any, float]],
+        heads: Heads | None,
         *,
         keeps_run: bool,
     ) -> None:
         self.estimator, self.scorer, self.labels = estimator, scorer, labels
+        self.balances, self.heads = balances, heads  # the last balance is that of all rows
         self.weight, self.originals, self.keeps_run = weight, originals, keeps_run
         self.output = get_config()["transform_output"]
         self.__module__ = type(self).__module__
         self.__qualname__ = type(self).__qualname__
 
-    def __call__(self, config: Mapping[str, Any]) -> ScoredModel:
+    def __call__(self, config: Mapping[str, Any], info: Any) -> ScoredModel:
         estimator = configure_estimator(self.estimator, config, self.originals)
         if self.output != "default":  # set for this process, but workers are others
             for _, step in steps_of(estimator):
                 if hasattr(step, "set_output") and not hasattr(step, "_sklearn_output_config"):
                     step.set_output(transform=self.output)
-        return ScoredModel(estimator, self.scorer, self.labels, self.weight)
+        rows = None
+        if self.heads is not None:
+            setting = self._setting_of_head(config)
+            head, estimator = split_pipeline(estimator)
+            rows = self.heads.transform(head, setting, info.fold)
+        balance_classes(estimator, self.balances, info.fold)
+        return ScoredModel(estimator, self.scorer, self.labels, self.weight, rows)
+
+    def _setting_of_head(self, config: Mapping[str, Any]) -> str:
+        """Return the text of the parameters that do not belong to the last step."""
+        last = self.estimator.steps[-1][0] if hasattr(self.estimator, "steps") else ""
+        own = {k: v for k, v in config.items() if k.partition("__")[0] not in (last, "batch_size")}
+        return json.dumps(own, sort_keys=True)
 
     def lines_on_interrupt(self, kept: str, path: str) -> list[str]:
         """Return what an interrupted `fit` shows; `kept` is a line on what the run's folder has."""
@@ -211,6 +246,25 @@ class BuildEstimator:
             f"{kept}, but SearchCV cannot resume them",
             f"to see them:  result = cerebro.open({path!r})",
         ]
+
+
+def balance_classes(
+    estimator: Any, balances: Sequence[Mapping[Any, float]], fold: int | None
+) -> None:
+    """Replace ``class_weight="balanced"`` by the weights of a fold's training rows."""
+    final = steps_of(estimator)[-1][1]
+    if getattr(final, "class_weight", None) == "balanced":
+        final.set_params(class_weight=dict(balances[-1 if fold is None else fold]))
+
+
+def has_head(estimator: Any, originals: Originals) -> bool:
+    """Return whether a pipeline has, or may have, steps before the last that need all rows."""
+    if not hasattr(estimator, "steps"):
+        return False
+    names = {name for name, _ in estimator.steps[:-1]}
+    steps = [step for _, step in estimator.steps[:-1]]
+    steps += [step for name in names & originals.keys() for step in originals[name].values()]
+    return not all(step in (None, "passthrough") or learns_by_batch(step) for step in steps)
 
 
 def configure_estimator(estimator: Any, config: Mapping[str, Any], originals: Originals) -> Any:
@@ -226,7 +280,7 @@ def find_learning_estimator(estimator: Any, space: Space, originals: Originals) 
             candidate = estimator
             if number >= 0:
                 candidate = configure_estimator(estimator, space.sample(0, number), originals)
-            kind_of(candidate)
+            kind_of(candidate, whole=True)
         except Exception:  # also of parameters that the estimator does not have
             continue
         return candidate
@@ -242,7 +296,7 @@ def check_choices(estimator: Any, space: Space, originals: Originals) -> None:
             options = [dimension.value]
         for option in () if name == "batch_size" else options:
             try:
-                kind_of(configure_estimator(estimator, {name: option}, originals))
+                kind_of(configure_estimator(estimator, {name: option}, originals), whole=True)
             except InputError as error:
                 choice = restore_choices({name: option}, originals)[name]
                 raise InputError(f"space: {name}={choice!r}: {error}") from None

@@ -17,16 +17,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, is_classifier
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
 from sklearn.utils import get_tags
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
+    _check_feature_names,
+    _check_n_features,
     _check_sample_weight,
+    _num_samples,
+    check_consistent_length,
     check_is_fitted,
     check_random_state,
+    check_X_y,
     validate_data,
 )
 
@@ -41,17 +48,21 @@ from cerebro.integrations.sklearn.candidates import (
     SCORE,
     BuildEstimator,
     as_choices,
+    balance_classes,
     check_choices,
     conclude,
     configure_estimator,
     find_learning_estimator,
+    has_head,
 )
+from cerebro.integrations.sklearn.heads import Heads, as_numbers, fit_head, split_pipeline
 from cerebro.integrations.sklearn.steps import check_weighting, kind_of, learn, steps_of
 from cerebro.machine import generators
 from cerebro.machine.guard import refuse
 from cerebro.searchers import RandomSearch
 from cerebro.space import Space
 
+WEIGHT = "sample_weight"
 ROWS_PER_SHARD = 10_000
 MAX_SHARDS = 8
 
@@ -128,12 +139,15 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     estimator
         One of `cerebro.sklearn.SUPPORTED` that is a classifier or a regressor, or a pipeline that
-        ends with one; see `cerebro.sklearn.Model`.
+        ends with one. If a step before the last one cannot learn by batch (`ColumnTransformer`,
+        `PCA`, ...), all of them are fitted on each fold's training rows, once for each setting of
+        their parameters. ``class_weight="balanced"`` counts all training rows of a fold.
     space
         A mapping of the estimator's parameters to their values. Lists, tuples, ranges and arrays
-        are choices, as in scikit-learn; `cerebro.loguniform(...)`, SciPy's distributions and
-        similar are as in `cerebro.search`. A choice may be a tuple (``hidden_layer_sizes``) or a
-        mapping (``class_weight``). ``batch_size`` may be one of the names.
+        are choices, as in scikit-learn, also of estimators; `cerebro.loguniform(...)`, SciPy's
+        distributions and similar are as in `cerebro.search`. A choice may be a tuple
+        (``hidden_layer_sizes``) or a mapping (``class_weight``). ``batch_size`` may be one of the
+        names.
     epochs
         Passes over the data per configuration, at most.
     n_trials
@@ -141,7 +155,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         over lists tries each combination at most once, and warns if there are fewer combinations
         than `n_trials`.
     searcher
-        ``"grid"``, ``"random"``, ``"hyperband"``, ..., as for `cerebro.search`.
+        ``"grid"``, ``"random"``, ``"hyperband"``, ..., as for `cerebro.search`; default: random
+        search, or the whole grid if the space has lists only and `n_trials` is not given.
     cv
         As for scikit-learn's `check_cv`: a number of folds (stratified for classifiers), a
         splitter, or an iterable of pairs of row numbers or boolean masks.
@@ -203,7 +218,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         *,
         epochs: int = 10,
         n_trials: int | None = None,
-        searcher: Any = "random",
+        searcher: Any = None,
         cv: Any = 5,
         scoring: Any = None,
         batch_size: int | None = 64,
@@ -229,32 +244,46 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X
-            Rows of numbers, dense, of shape ``(rows, features)``.
+            Rows of numbers, dense or sparse, of shape ``(rows, features)``; anything that the first
+            step of a pipeline takes, if its steps are fitted on all training rows of a fold.
         y
             The target: classes of any kind, or numbers.
         groups
             The group of each row, for splitters that keep groups together.
         **fit_params
-            ``sample_weight``, the weight of each row: passed to the estimator's ``partial_fit`` (in
+            ``sample_weight``, or in a pipeline also ``<last step>__sample_weight``, the weight of
+            each row: passed to the estimator's ``partial_fit`` (in
             a pipeline, to that of the last step) and, as in `GridSearchCV`, to scorers that take
             it.
         """
         refuse(f"{type(self).__name__}.fit")
         space, originals = as_choices(self.space)
         learning = find_learning_estimator(self.estimator, space, originals)
-        columns = self._columns(X, y, fit_params, learning)
+        by_row = issparse(X) or has_head(self.estimator, originals)
+        columns = self._columns(X, y, fit_params, learning, by_row)
         check_choices(learning, space, originals)
         self.scorer_ = check_scoring(self.estimator, scoring=self.scoring)
         self.multimetric_ = False
         seed = _seed_of(self.random_state)
         order = np.random.RandomState(seed).permutation(len(columns["x"]))
-        folds = self._folds(columns["x"], y, groups, order)
+        pairs, splitter = self._folds(X, len(order), y, groups)
         labels = getattr(self, "classes_", None)
         weight = "w" if "w" in columns else None
-        build = BuildEstimator(
-            self.estimator, self.scorer_, labels, weight, originals, keeps_run=self.run is not None
-        )
+        place = np.argsort(order)  # where each row is stored
+        target = columns["y"] if labels is None else labels[columns["y"]]
         with tempfile.TemporaryDirectory(prefix="cerebro-search-") as temporary:
+            train = [rows for rows, _ in pairs]
+            heads = Heads(Path(temporary, "heads"), X, target, train, seed) if by_row else None
+            build = BuildEstimator(
+                self.estimator,
+                self.scorer_,
+                labels,
+                weight,
+                originals,
+                [] if labels is None else [_balance(target[rows]) for rows in [*train, ...]],
+                heads,
+                keeps_run=self.run is not None,
+            )
             data = shard(
                 {name: column[order] for name, column in columns.items()},
                 Path(temporary, "data") if self.path is None else self.path,
@@ -268,8 +297,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 data,
                 epochs=self.epochs,
                 n_trials=self._trials_of(space),
-                validation=KFold(folds),
-                searcher=self.searcher,
+                validation=KFold(KnownFolds([(place[a], place[b]) for a, b in pairs], splitter)),
+                searcher=self._searcher_of(space),
                 metric=SCORE,
                 mode="max",
                 batch_size=None if "batch_size" in space.sample(0, 0) else self.batch_size,
@@ -284,26 +313,34 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             )
             self.__dict__.update(conclude(result, originals, self.refit))
             if self.refit:
-                self._refit(build, data, seed, result.trials[self.best_index_].config)
+                config = result.trials[self.best_index_].config
+                self._refit(build, data, seed, config, X if by_row else None, target)
         if self.run is not None:
             self.result_ = result
         return self
 
-    def _columns(self, X: Any, y: Any, fit_params: dict[str, Any], learning: Any) -> dict[str, Any]:
-        """Check all arguments and return the rows as columns; `learning` learns by batch."""
-        sample_weight = fit_params.pop("sample_weight", None)
+    def _columns(
+        self, X: Any, y: Any, fit_params: dict[str, Any], learning: Any, by_row: bool
+    ) -> dict[str, Any]:
+        """Check all arguments and return the rows as columns; `learning` learns by batch.
+
+        If rows go through a pipeline's head first, the column "x" has their numbers.
+        """
+        last = steps_of(self.estimator)[-1][0]
+        weight = f"{last}__sample_weight" if f"{last}__sample_weight" in fit_params else WEIGHT
+        sample_weight = fit_params.pop(weight, None)
         if fit_params:
             raise InputError(
                 f"SearchCV.fit takes X, y, groups and sample_weight, not "
                 f"{', '.join(sorted(fit_params))}: scikit-learn's other metadata are not "
                 "supported. Use cerebro.search with your own model, or GridSearchCV"
             )
-        if kind_of(learning) not in ("classifier", "regressor"):
+        if kind_of(learning, whole=True) not in ("classifier", "regressor"):
             raise InputError(
                 f"SearchCV takes classifiers and regressors, not {type(self.estimator).__name__}: "
                 "use cerebro.search with cerebro.sklearn.Model"
             )
-        x, target = self._validate_rows(X, y)
+        x, target = self._validate_rows(X, y, by_row)
         columns = {"x": x, "y": target}
         if sample_weight is not None:
             check_weighting(learning, "sample_weight")
@@ -312,21 +349,26 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             raise InputError("scoring must be one scorer, not several: search by one of them")
         return columns
 
-    def _folds(self, x: Any, y: Any, groups: Any, order: Any) -> KnownFolds:
-        """Return the splitter's folds, for rows that are stored in the given order."""
+    def _folds(self, x: Any, count: int, y: Any, groups: Any) -> tuple[list[Any], str]:
+        """Return the numbers of each fold's training and validation rows, and the splitter."""
         splitter = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        pairs = []
-        for fold, (train, test) in enumerate(splitter.split(x, y, groups)):
-            rows = [_find_row_numbers(part, len(x), fold) for part in (train, test)]
-            pairs.append((place[rows[0]], place[rows[1]]))
+        pairs = [
+            (_find_row_numbers(train, count, fold), _find_row_numbers(test, count, fold))
+            for fold, (train, test) in enumerate(splitter.split(x, y, groups))
+        ]
         self.n_splits_ = len(pairs)
-        return KnownFolds(pairs, repr(splitter))
+        return pairs, repr(splitter)
+
+    def _searcher_of(self, space: Space) -> Any:
+        """Return the searcher; without one and `n_trials`, a space of lists is searched whole."""
+        if self.searcher is not None:
+            return self.searcher
+        return "grid" if self.n_trials is None and space.is_finite else "random"
 
     def _trials_of(self, space: Space) -> int | None:
         """Return `n_trials`; for random search, at most the number of configurations."""
-        is_random = self.searcher == "random" or isinstance(self.searcher, RandomSearch)
+        searcher = self._searcher_of(space)
+        is_random = searcher == "random" or isinstance(searcher, RandomSearch)
         if self.n_trials is None or not is_random or not space.is_finite:
             return self.n_trials
         try:
@@ -341,22 +383,23 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             )
         return min(most, self.n_trials)
 
-    def _validate_rows(self, X: Any, y: Any) -> tuple[Any, Any]:
-        """Return rows and target as numbers; store the classes."""
+    def _validate_rows(self, X: Any, y: Any, by_row: bool) -> tuple[Any, Any]:
+        """Return rows, or their numbers, and target as numbers; store the classes."""
         if y is None:
             raise InputError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None"
             )
         classifier = is_classifier(self.estimator)
+        checks: dict[str, Any] = {"multi_output": not classifier, "y_numeric": not classifier}
         try:
-            x, target = validate_data(
-                self,
-                X,
-                y,
-                multi_output=not classifier,
-                y_numeric=not classifier,
-                dtype=[np.float64, np.float32],
-            )
+            if by_row:  # the head checks the cells
+                check_consistent_length(X, y)
+                numbers = np.arange(_num_samples(X)).reshape(-1, 1)
+                x, target = check_X_y(numbers, y, dtype=np.int64, **checks)
+                _check_feature_names(self, X, reset=True)
+                _check_n_features(self, X, reset=True)
+            else:
+                x, target = validate_data(self, X, y, dtype=[np.float64, np.float32], **checks)
         except ValueError as error:
             if str(error).startswith("could not convert string"):
                 _name_bad_cell("X", X)
@@ -376,24 +419,51 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return x, codes
 
     def _refit(
-        self, build: BuildEstimator, data: Dataset, seed: int, config: Mapping[str, Any]
+        self,
+        build: BuildEstimator,
+        data: Dataset,
+        seed: int,
+        config: Mapping[str, Any],
+        rows: Any,
+        target: Any,
     ) -> None:
-        """Train on all rows, exactly like trial 0 of a search without folds."""
+        """Train on all rows, exactly like trial 0 of a search without folds.
+
+        `rows` are those that go through a pipeline's head first, or None.
+        """
         begun = time.perf_counter()
         estimator = configure_estimator(build.estimator, config, build.originals)
         size = int(config.get("batch_size", self.batch_size))
         labels = build.labels
+        head, tail = (None, estimator) if rows is None else split_pipeline(estimator)
+        final = steps_of(tail)[-1][1]
+        balance = getattr(final, "class_weight", None)
+        balance_classes(tail, build.balances, None)
+        if head is not None:
+            rows = fit_head(head, rows, target, seed)
+            names = getattr(rows, "columns", None)
+        matrix = None if rows is None else as_numbers(rows)
         classes = {} if labels is None else {"classes": labels}
         with generators.preserve_generators(False, trial_seed(seed, 0) % 2**32):
             for epoch in range(self.best_epochs_):
                 for batch in data.batches(
                     size, seed=seed, epoch=epoch, shuffle=self.shuffle, framework="numpy"
                 ):
+                    x = batch["x"]
+                    if matrix is not None:
+                        x = matrix[x.reshape(-1)]
+                        x = x.toarray() if issparse(x) else x
                     y = batch["y"] if labels is None else labels[batch["y"]]
                     weights = {} if build.weight is None else {"sample_weight": batch["w"]}
-                    learn(estimator, batch["x"], y, **classes, **weights)
+                    learn(tail, x, y, **classes, **weights)
+        if balance is not None:
+            final.set_params(class_weight=balance)
+        if head is not None:
+            estimator.steps[:-1] = head.steps
+            if names is not None:
+                tail.feature_names_in_ = np.asarray(names, object)
         self.best_estimator_ = estimator
-        if hasattr(self, "feature_names_in_"):
+        if head is None and hasattr(self, "feature_names_in_"):
             _rename_features(estimator, self.feature_names_in_)
         self.refit_time_ = time.perf_counter() - begun
 
@@ -449,7 +519,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         tags.regressor_tags = deepcopy(inner.regressor_tags)
         tags.target_tags = deepcopy(inner.target_tags)
         tags.target_tags.required = True
-        tags.input_tags.sparse = False
+        tags.input_tags.sparse = True
         tags.array_api_support = False
         return tags
 
@@ -461,6 +531,13 @@ def _rename_features(estimator: Any, names: Any) -> None:
     for previous, step in pairwise(steps):
         if hasattr(step, "feature_names_in_"):  # it has names that the previous step made up
             step.feature_names_in_ = previous.get_feature_names_out()
+
+
+def _balance(target: Any) -> dict[Any, float]:
+    """Return the weights of ``class_weight="balanced"``."""
+    classes = np.unique(target)
+    weights = compute_class_weight("balanced", classes=classes, y=target)
+    return dict(zip(classes.tolist(), weights.tolist(), strict=True))
 
 
 def _seed_of(random_state: Any) -> int:

@@ -58,24 +58,32 @@ def steps_of(estimator: Any) -> list[tuple[str, Any]]:
     return [(name, step) for name, step in estimator.steps if step not in (None, "passthrough")]
 
 
-def kind_of(estimator: Any) -> str:
-    """Return an estimator's kind; raise InputError if it, or a pipeline's step, is unsupported."""
+def kind_of(estimator: Any, *, whole: bool = False) -> str:
+    """Return an estimator's kind; raise InputError if it, or a pipeline's step, is unsupported.
+
+    If the caller has the `whole` data, the steps before the last one and the balance of classes
+    need not be learned by batch.
+    """
     if not isinstance(estimator, Pipeline):
-        return _check_kind(estimator, "")
+        return _check_kind(estimator, "", whole=whole)
     *transformers, (last, final) = steps_of(estimator) or [("", None)]
     for name, step in transformers:
-        is_supported = _is_of_sklearn(step) and type(step).__name__ in (*TRANSFORMERS, *STATELESS)
-        if not is_supported:
+        if not learns_by_batch(step) and not (whole and hasattr(step, "transform")):
             raise InputError(
                 _explain_unable(step, _name_step(name))
                 if not hasattr(step, "partial_fit")
                 else f"{_name_step(name)}{type(step).__name__} is not supported before the last "
                 f"step of a pipeline. Supported are {', '.join((*TRANSFORMERS, *STATELESS))}"
             )
-    return _check_kind(final, _name_step(last))
+    return _check_kind(final, _name_step(last), whole=whole)
 
 
-def _check_kind(estimator: Any, step: str) -> str:
+def learns_by_batch(step: Any) -> bool:
+    """Return whether a step before a pipeline's last one learns by batch, or learns nothing."""
+    return _is_of_sklearn(step) and type(step).__name__ in (*TRANSFORMERS, *STATELESS)
+
+
+def _check_kind(estimator: Any, step: str, *, whole: bool) -> str:
     name = type(estimator).__name__
     if not _is_of_sklearn(estimator) or name not in SUPPORTED:
         if not hasattr(estimator, "partial_fit"):
@@ -95,7 +103,7 @@ def _check_kind(estimator: Any, step: str) -> str:
             f"{step}early_stopping=True does not work with partial_fit: leave it out, "
             "and give the search stop=cerebro.EarlyStopping(...)"
         )
-    if getattr(estimator, "class_weight", None) == "balanced":
+    if not whole and getattr(estimator, "class_weight", None) == "balanced":
         raise InputError(
             f"{step}class_weight='balanced' does not work with partial_fit, which does not see all "
             "rows: give a dict of weights, as sklearn.utils.class_weight.compute_class_weight("
