@@ -101,7 +101,7 @@ OPTIONAL = {
     "datasets": set(),
     "matplotlib": set(),
     "IPython": set(),
-    "scipy": set(),
+    "scipy": {"integrations.sklearn"},  # which scikit-learn requires
     "jinja2": set(),
     "rich": {"report.table"},
     "lightning": set(),
