@@ -5,7 +5,6 @@ The table is in memory. What is filled is computed from all of its rows.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from cerebro.data import recipe
-from cerebro.data.columns import ColumnData, final_names, from_array, missing_value_error
+from cerebro.data.columns import (
+    ColumnData,
+    check_numbers,
+    final_names,
+    from_array,
+    from_text,
+    missing_value_error,
+)
 from cerebro.data.layout import OutputColumn
 from cerebro.data.sources import open_source
 from cerebro.data.sources.base import Source, Table, choose_columns
@@ -107,6 +113,9 @@ class FilledSource(Source):
                 raise InputError(
                     f"column {name!r} is text, but row {row} is {cell!r}: make it text"
                 )
+        if declared is None and name not in self.text:  # "?" would make a column of numbers text
+            texts = ["nan" if recipe.is_missing(cell) else cell for cell in cells]
+            check_numbers(name, from_text(name, texts))
         known = None if declared is None else [str(label) for label in declared]
         return self._fill_text(name, cells, present, way, known)
 
@@ -161,10 +170,10 @@ class FilledSource(Source):
 
 def _are_numbers(name: str, cells: Collection[Any]) -> bool:
     try:
-        values, _ = recipe.read_numbers(name, list(cells))
+        recipe.read_numbers(name, list(cells))
     except recipe.RowsError:
         return False
-    return bool(np.all([math.isfinite(value) for value in values.tolist()]))
+    return True
 
 
 def describe_columns(

@@ -127,7 +127,7 @@ def read_numbers(name: str, cells: Any) -> tuple[Any, Any]:
             raise RowsError(f"column {name!r} has rows of shape {cells.shape[1:]}, not numbers")
         return cells, np.isnan(cells) if cells.dtype.kind == "f" else np.zeros(len(cells), bool)
     values = [math.nan if is_missing(c) else _number(name, row, c) for row, c in enumerate(cells)]
-    absent = np.array([is_missing(cell) for cell in cells], bool)
+    absent = np.array([value != value for value in values], bool)  # a cell "nan", too
     numbers = np.array(values) if values else np.zeros(0)
     if numbers.dtype.kind not in "biuf":
         raise RowsError(f"column {name!r} has integers too large for int64: give floats")

@@ -321,3 +321,14 @@ def test_an_estimator_predicts_raw_rows(tmp_path: Path) -> None:
     arguments = [str(tmp_path / "model"), str(tmp_path / "rows.csv")]
     done = subprocess.check_output([sys.executable, "-c", program, *arguments], text=True)
     assert json.loads(done) == [classes.tolist(), shares.tolist()]
+
+
+def test_cells_of_text_do_not_make_numbers_categories(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("a,b\n" + "".join(f"{row},{row % 2}\n" for row in range(9)) + "nan,1\n,0\n")
+    data = cerebro.shard(file, tmp_path / "a", missing="median", shards=1, shuffle=False,
+                         progress=False)  # fmt: skip
+    assert data.classes["a"] is None and data.shard(0)["a"].tolist() == [*range(9), 4, 4]
+    file.write_text(file.read_text() + "?,1\n")
+    with pytest.raises(InputError, match="column 'a' holds numbers, but '\\?' in row 11"):
+        cerebro.shard(file, tmp_path / "b", missing="median", progress=False)
