@@ -40,7 +40,13 @@ def make_inputs(model: Any, rows: Any, train: Dataset | None) -> Source | None:
 
     None: `rows` are of another kind, such as batches, or have the dataset's own columns.
     """
-    if not recipe.is_rows(rows) or is_bunch(rows) or train is None:
+    is_path = isinstance(rows, (str, os.PathLike))
+    if (
+        (is_path and not is_csv(rows))
+        or not recipe.is_rows(rows)
+        or is_bunch(rows)
+        or train is None
+    ):
         if is_csv(rows):
             raise InputError(f"the run's data is missing, which says how to read '{rows}'")
         return None
