@@ -40,6 +40,10 @@ def make_inputs(model: Any, rows: Any, train: Dataset | None) -> Source | None:
 
     None: `rows` are of another kind, such as batches, or have the dataset's own columns.
     """
+    if isinstance(rows, Mapping) and any(getattr(value, "ndim", 0) for value in rows.values()):
+        return None  # arrays, or a batch, are inputs already: transformed, with codes
+    if hasattr(rows, "column_names"):
+        return None  # an Arrow table has the dataset's own columns
     is_path = isinstance(rows, (str, os.PathLike))
     if (
         (is_path and not is_csv(rows))
