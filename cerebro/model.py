@@ -226,6 +226,12 @@ NO_KERAS = (
 )
 
 
+def has_base(value: object, name: str, *packages: str) -> bool:
+    """Return whether a class of `value` has this name and is from one of these packages."""
+    bases = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).__mro__}
+    return not bases.isdisjoint((package, name) for package in packages)
+
+
 def is_keras(value: object) -> bool:
     """Return whether an object's class or one of its base classes is from Keras."""
     packages = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
@@ -236,8 +242,7 @@ TARGETS = ("y", "target", "label", "labels")  # names by which a column is taken
 
 
 def _find_hint(model: object) -> str:
-    bases = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(model).__mro__}
-    if bases & {("transformers", "PreTrainedModel"), ("peft", "PeftModel")}:
+    if has_base(model, "PreTrainedModel", "transformers") or has_base(model, "PeftModel", "peft"):
         return "; convert it: cerebro.torch.from_transformers(model, args=...)"
     if hasattr(model, "parameters") and hasattr(model, "forward"):
         return "; wrap the network: cerebro.torch.Model(net, optimizer=..., loss=...)"

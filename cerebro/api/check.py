@@ -63,6 +63,8 @@ class Check:
     lanes
         How many trials of this configuration a search trains at once on each GPU by default, if it
         has as many; 1 on the CPU.
+    wrapped
+        What `build` returned and what trains it, if that was another framework's object.
     """
 
     problems: list[str]

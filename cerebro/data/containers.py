@@ -15,7 +15,9 @@ from cerebro.data.sources.image_folders import holds_class_folders
 from cerebro.data.sources.loaders import dataset_of, is_loader
 from cerebro.errors import InputError
 from cerebro.machine.files import expand_path
+from cerebro.model import has_base
 
+LIGHTNING = ("lightning", "pytorch_lightning")
 VALIDATION_SPLITS = ("validation", "valid", "val", "dev")
 
 Unpacked = tuple[Any, Any, str]
@@ -70,11 +72,7 @@ def unpack_one(source: Any) -> tuple[Any, str]:
 
 
 def _is_module(value: Any) -> bool:
-    return any(
-        kind.__name__ == "LightningDataModule"
-        and kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
-        for kind in type(value).__mro__
-    )
+    return has_base(value, "LightningDataModule", *LIGHTNING)
 
 
 def _unpack_module(module: Any, validation: Any) -> Unpacked:
@@ -95,7 +93,7 @@ def _defines(module: Any, name: str) -> bool:
     if name in vars(module):
         return True
     defined = next(kind for kind in type(module).__mro__ if name in vars(kind))
-    return defined.__module__.partition(".")[0] not in ("lightning", "pytorch_lightning")
+    return defined.__module__.partition(".")[0] not in LIGHTNING
 
 
 def _one_loader(what: str, loader: Any) -> Any:

@@ -227,6 +227,14 @@ def transform(values: Any, step: Mapping[str, Any]) -> Any:
     return (wide / np.asarray(step["std"], kind)).astype(values.dtype)
 
 
+def make_inputs(about: Mapping[str, Any], rows: Any) -> list[Any]:
+    """Return the inputs of a saved model, which ``model.json`` describes, for raw rows."""
+    if about["recipe"] is None:
+        raise RowsError("the inputs are not made of raw rows: give arrays, see model.json")
+    made = make_columns(about["recipe"], rows)
+    return [made[column["column"]] for column in about["inputs"]]
+
+
 def decode(outputs: Any, output: str, target: Mapping[str, Any] | None) -> Any:
     """Return a model's outputs as ``"class"`` names or ``"probability"``; ``"raw"``: as they are.
 

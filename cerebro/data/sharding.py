@@ -119,7 +119,7 @@ def shard(
         ``"auto"`` shows a bar for large datasets on a terminal; True always, False never.
     missing
         What to put in place of missing values; None: nothing (see above). ``"category"``: in text a
-        category of its own, ``missing``, and in numbers the median. ``"fill"``: in text the most
+        separate category, ``missing``, and in numbers the median. ``"fill"``: in text the most
         frequent name, and in numbers the median. ``"mean"`` and ``"median"``: in numbers that, and
         in text a category. Or a mapping of the source's columns to these or to constants; columns
         that it does not name are not filled. In columns of integers, what is filled is rounded. It

@@ -298,7 +298,7 @@ ABOUT = "model.json"
 STATS_BYTES = 1_000_000_000
 """The size of the largest column for which statistics are computed."""
 
-LOAD_TORCH = '''"""Load the network in this folder. Needs only PyTorch, and NumPy for raw rows."""
+LOAD_TORCH = '''"""Load the network in this folder. Needs only PyTorch and NumPy."""
 
 import json
 import pathlib
@@ -310,21 +310,18 @@ FOLDER = pathlib.Path(__file__).parent
 program = torch.export.load(FOLDER / "model.pt2")
 network = program.module()
 examples, named_examples = program.example_inputs
+about = json.loads((FOLDER / "model.json").read_text())
+recipe = runpy.run_path(str(FOLDER / "recipe.py"))
 
 
 def predict(*inputs, output="raw", **named_inputs):
     """Return the outputs for rows: raw rows (a frame, a CSV file, dictionaries), or the inputs of
     model.json as tensors, arrays or lists. The output is "raw", "class" or "probability"."""
-    about = json.loads((FOLDER / "model.json").read_text())
-    rows = runpy.run_path(str(FOLDER / "recipe.py"))
-    if len(inputs) == 1 and not named_inputs and rows["is_rows"](inputs[0]):
-        if about["recipe"] is None:
-            raise ValueError("the inputs are not made of raw rows: give arrays, see model.json")
-        made = rows["make_columns"](about["recipe"], inputs[0])
-        inputs = [made[column["column"]] for column in about["inputs"]]
+    if len(inputs) == 1 and not named_inputs and recipe["is_rows"](inputs[0]):
+        inputs = recipe["make_inputs"](about, inputs[0])
         if about["keywords"]:
             named_inputs, inputs = dict(zip(about["keywords"], inputs)), ()
-    return rows["decode"](run(*inputs, **named_inputs), output, about["target"])
+    return recipe["decode"](run(*inputs, **named_inputs), output, about["target"])
 
 
 def run(*inputs, **named_inputs):
@@ -361,23 +358,20 @@ import numpy
 FOLDER = pathlib.Path(__file__).parent
 estimator = joblib.load(FOLDER / "model.joblib")
 apply = estimator.predict if hasattr(estimator, "predict") else estimator.transform
+about = json.loads((FOLDER / "model.json").read_text())
+recipe = runpy.run_path(str(FOLDER / "recipe.py"))
 
 
 def predict(*inputs, output="raw"):
     """Return the predictions for rows: raw rows (a frame, a CSV file, dictionaries), or the inputs
     of model.json as arrays or lists. The output is "raw", "class" or "probability"."""
-    about = json.loads((FOLDER / "model.json").read_text())
-    rows = runpy.run_path(str(FOLDER / "recipe.py"))
-    if len(inputs) == 1 and rows["is_rows"](inputs[0]):
-        if about["recipe"] is None:
-            raise ValueError("the inputs are not made of raw rows: give arrays, see model.json")
-        made = rows["make_columns"](about["recipe"], inputs[0])
-        inputs = [made[column["column"]] for column in about["inputs"]]
+    if len(inputs) == 1 and recipe["is_rows"](inputs[0]):
+        inputs = recipe["make_inputs"](about, inputs[0])
     arrays = [numpy.asarray(part) for part in inputs]
     x = numpy.hstack([part.reshape(len(part), -1) for part in arrays])
     if output == "probability":
         return estimator.predict_proba(x)
-    return rows["decode"](apply(x), output, about["target"])
+    return recipe["decode"](apply(x), output, about["target"])
 '''
 
 LOAD_WEIGHTS = '''"""Load the weights that this folder holds. Needs only safetensors and NumPy."""

@@ -251,7 +251,7 @@ def write_rows(
     validation: Any,
     run: Any,
     if_exists: Any,
-    display: Any = None,
+    display: Any,
 ) -> Iterator[tuple[Any, Any, Any]]:
     """Choose a run's folder, write data given in memory to it, and yield the search's arguments.
 
@@ -276,10 +276,8 @@ def write_rows(
                 pass
         token = rows_in.set(folder)
         try:
-            tell = (lambda _: None) if display is None else display.advise
-            if display is not None:
-                display.phase("writing the data")
-            yield *write_given_rows(data, validation, folder, tell), folder
+            display.phase("writing the data")
+            yield *write_given_rows(data, validation, folder, display.advise), folder
         finally:
             rows_in.reset(token)
             for path in () if (folder / FILE).exists() else made:

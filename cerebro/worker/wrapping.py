@@ -6,12 +6,12 @@ what its loss and optimizer are. Only the columns that it reads have to be found
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
 from cerebro.errors import InputError
-from cerebro.model import TARGETS, Info, is_keras
+from cerebro.model import TARGETS, Info, has_base, is_keras
 
 
 def wrap(made: Any, info: Info) -> Any:
@@ -25,12 +25,12 @@ def wrap(made: Any, info: Info) -> Any:
         if getattr(made, "optimizer", None) is None:
             return made  # an optimizer or layer, or not compiled: `check_model` says so
         return _wrap(made, info, "Keras model", "cerebro.keras", "Model", _match_keras(made, info))
-    if _is_a(made, "LightningModule", ("lightning", "pytorch_lightning")):
+    if has_base(made, "LightningModule", "lightning", "pytorch_lightning"):
         # It says by itself what it takes of a batch.
         return _wrap(made, info, "LightningModule", "cerebro.torch", "from_lightning", {})
-    if _is_a(made, "NeuralNet", ("skorch",)):
+    if has_base(made, "NeuralNet", "skorch"):
         return _wrap(made, info, "skorch net", "cerebro.torch", "from_skorch", None)
-    if _is_a(made, "BaseEstimator", ("sklearn",)):
+    if has_base(made, "BaseEstimator", "sklearn"):
         return _wrap(made, info, "scikit-learn estimator", "cerebro.sklearn", "Model", None)
     return made
 
@@ -51,13 +51,6 @@ def _wrap(
     named = "".join(f", {name}={value!r}" for name, value in columns.items())
     model.wrapped = f"build returns a {kind}: it trains as {call}(...{named})"
     return model
-
-
-def _is_a(made: Any, name: str, packages: Collection[str]) -> bool:
-    return any(
-        kind.__name__ == name and kind.__module__.partition(".")[0] in packages
-        for kind in type(made).__mro__
-    )
 
 
 def _find_columns(made: Any, columns: Iterable[str], *, joins: bool) -> dict[str, Any] | None:

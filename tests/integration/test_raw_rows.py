@@ -104,7 +104,7 @@ def test_raw_rows_are_predicted_as_by_hand(trained: tuple[Any, Path], tmp_path: 
     assert data.classes["sex"] == ["female", "male"]
     expected = by_hand(best)
     frame = pd.DataFrame(NEW)
-    frame["Ticket"] = ["a", None, "b"]  # read by nobody
+    frame["Ticket"] = ["a", None, "b"]  # which the model does not read
     frame.to_csv(tmp_path / "new.csv", index=False)
     for rows in (NEW, tuple(NEW), frame, frame[sorted(frame)], tmp_path / "new.csv",
                  str(tmp_path / "new.csv"), frame.convert_dtypes(),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from framework_models import make_lightning, make_rows, make_sklearn, make_skorch
 
 import cerebro
 from cerebro.machine import generators
@@ -132,59 +133,14 @@ def hashes(build: Any, data: Any, folder: Path, **options: Any) -> list[Any]:
     return [[epoch["state_hash"] for epoch in trial.history] for trial in result.trials]
 
 
-def rows() -> dict[str, Any]:
-    random = np.random.default_rng(0)
-    x = random.normal(size=(96, 4)).astype("f4")
-    return {"x": x, "y": (x[:, 0] > 0).astype("i8") + (x[:, 1] > 0)}
-
-
-def make_skorch(config: dict[str, Any]) -> Any:
-    from skorch import NeuralNetClassifier
-
-    return NeuralNetClassifier(
-        torch.nn.Linear, module__in_features=4, module__out_features=3, lr=config["lr"],
-        criterion=torch.nn.CrossEntropyLoss, verbose=0,
-    )  # fmt: skip
-
-
-def make_sklearn(config: dict[str, Any]) -> Any:
-    from sklearn.linear_model import SGDClassifier
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    classifier = SGDClassifier(
-        loss="log_loss", learning_rate="constant", eta0=config["lr"], random_state=0
-    )
-    return make_pipeline(StandardScaler(), classifier)
-
-
-def make_lightning(config: dict[str, Any]) -> Any:
-    import lightning
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = torch.nn.Linear(4, 3)
-
-        def forward(self, x: Any) -> Any:
-            return self.net(x)
-
-        def training_step(self, batch: Any, index: int) -> Any:
-            return torch.nn.functional.cross_entropy(self(batch["x"]), batch["y"])
-
-        def validation_step(self, batch: Any, index: int) -> Any:
-            self.log("loss", self.training_step(batch, index))
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=config["lr"])
-
-    return Module()
+def look_up(config: dict[str, Any]) -> Any:
+    return make_lightning(config, unpacks=False)
 
 
 WRAPPED = {
     "skorch": (make_skorch, lambda made: cerebro.torch.from_skorch(made)),
     "sklearn": (make_sklearn, lambda made: cerebro.sklearn.Model(made)),
-    "lightning": (make_lightning, lambda made: cerebro.torch.from_lightning(made)),
+    "lightning": (look_up, lambda made: cerebro.torch.from_lightning(made)),
 }
 
 
@@ -193,27 +149,27 @@ WRAPPED = {
 def test_a_model_is_wrapped_as_by_hand(kind: str, workers: int, tmp_path: Path) -> None:
     pytest.importorskip(kind)
     make, wrap = WRAPPED[kind]
-    taken = hashes(make, rows(), tmp_path / "taken", workers=workers)
+    taken = hashes(make, make_rows(), tmp_path / "taken", workers=workers)
     assert taken == hashes(
-        lambda config: wrap(make(config)), rows(), tmp_path / "by hand", workers=0
+        lambda config: wrap(make(config)), make_rows(), tmp_path / "by hand", workers=0
     )
     if workers:
         assert cerebro.replay(tmp_path / "taken", trial=1, build=make).identical
         best = cerebro.open(tmp_path / "taken").best
-        assert len(best.predict({"x": rows()["x"][:3]}, build=make)) == 3
+        assert len(best.predict({"x": make_rows()["x"][:3]}, build=make)) == 3
 
 
 def test_columns_are_found_by_the_names_of_targets(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    x, y = rows().values()
+    x, y = make_rows().values()
     split = {"left": x[:, :2], "right": x[:, 2:], "label": y}
     taken = hashes(make_sklearn, split, tmp_path / "run", workers=0)
-    assert taken == hashes(make_sklearn, rows(), tmp_path / "x and y", workers=0)
+    assert taken == hashes(make_sklearn, make_rows(), tmp_path / "x and y", workers=0)
 
 
 def test_columns_that_cannot_be_told_apart_are_named(tmp_path: Path) -> None:
     pytest.importorskip("skorch")
-    x, y = rows().values()
+    x, y = make_rows().values()
     split = {"left": x[:, :2], "right": x[:, 2:], "label": y}
     message = (
         r"build returned a skorch net, and the data has the columns 'left', 'right', 'label': "
@@ -240,7 +196,7 @@ def test_a_step_that_unpacks_other_columns_is_explained(tmp_path: Path) -> None:
 
 def test_check_says_what_is_wrapped() -> None:
     pytest.importorskip("sklearn")
-    checked = cerebro.check(make_sklearn, {"lr": [0.1]}, rows(), validation=0.25)
+    checked = cerebro.check(make_sklearn, {"lr": [0.1]}, make_rows(), validation=0.25)
     assert str(checked).startswith(
         "build returns a scikit-learn estimator: it trains as cerebro.skl"
     )

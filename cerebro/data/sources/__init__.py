@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from cerebro.data.sources.arrays import ArraysSource, PandasSource, bunch_source, is_bunch, is_pair
 from cerebro.data.sources.arrow_tables import ArrowFileSource, ArrowSource, ParquetSource
-from cerebro.data.sources.base import Source
+from cerebro.data.sources.base import Source, is_instance
 from cerebro.data.sources.files import CsvSource, NpzSource
 from cerebro.data.sources.image_folders import holds_class_folders, images
 from cerebro.data.sources.loaders import dataset_of, is_loader
@@ -57,7 +56,7 @@ def open_source(source: Any) -> Source:
         return ArraysSource(source)
     if is_torch(source):
         return torch_source(source)
-    if _is_a(source, "pandas", "DataFrame"):
+    if is_instance(source, "pandas", "DataFrame"):
         return PandasSource(source)
     if _is_arrow(source):
         return ArrowSource(source)
@@ -92,16 +91,12 @@ def _open_file(path: Path) -> Source:
 
 
 def is_torch(source: Any) -> bool:
-    return _is_a(source, "torch.utils.data", "Dataset")
-
-
-def _is_a(source: Any, module: str, name: str) -> bool:
-    """Return whether `source` is an instance of this class, without importing its package."""
-    kind = getattr(sys.modules.get(module), name, None)
-    return kind is not None and isinstance(source, kind)
+    return is_instance(source, "torch.utils.data", "Dataset")
 
 
 def _is_arrow(source: Any) -> bool:
     if hasattr(source, "__arrow_c_stream__"):  # tables, readers, other libraries' frames
         return True
-    return _is_a(source, "pyarrow", "RecordBatch") or _is_a(source, "pyarrow.dataset", "Dataset")
+    return is_instance(source, "pyarrow", "RecordBatch") or is_instance(
+        source, "pyarrow.dataset", "Dataset"
+    )

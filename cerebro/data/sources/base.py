@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -87,3 +89,9 @@ def file_fingerprint(path: Path) -> str:
     size = path.stat().st_size
     digest = _core.xxh3_128(np.memmap(path, np.uint8, "r") if size else b"")
     return f"file:{size}:{digest}"
+
+
+def is_instance(source: Any, module: str, name: str) -> bool:
+    """Return whether `source` is an instance of this class, without importing its package."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(source, kind)

@@ -2,48 +2,49 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
+from cerebro.data.sources.base import is_instance
 from cerebro.errors import InputError
 
 
 def is_loader(value: Any) -> bool:
     """Return whether a value is a PyTorch DataLoader."""
-    kind = getattr(sys.modules.get("torch.utils.data"), "DataLoader", None)
-    return kind is not None and isinstance(value, kind)
+    return is_instance(value, "torch.utils.data", "DataLoader")
 
 
 def dataset_of(loader: Any) -> Any:
     """Return the dataset of a DataLoader; raise InputError if the loader changes its rows."""
     from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, default_collate
 
-    what = "the DataLoader"
     if type(loader.batch_sampler) not in (BatchSampler, type(None)):
         raise InputError(
-            f"{what} has a batch_sampler of its own ({type(loader.batch_sampler).__name__}), which "
-            "a search cannot honour: give loader.dataset if every epoch may see all rows once"
+            "the DataLoader has a custom batch_sampler "
+            f"({type(loader.batch_sampler).__name__}), which a search cannot honour: "
+            "give loader.dataset if every epoch may see all rows once"
         )
-    if loader.batch_size is None:  # also with a batch_sampler of one's own
-        raise InputError(f"{what} has batch_size=None, so its dataset makes batches: give rows")
+    if loader.batch_size is None:  # also with a custom batch_sampler
+        raise InputError(
+            "the DataLoader has batch_size=None, so its dataset makes batches: give rows"
+        )
     sampler = loader.sampler
     ordinary = type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler
         and not sampler.replacement
         and sampler.num_samples == len(loader.dataset)
     )
-    if not ordinary and not _is_iterable(loader.dataset):
+    if not ordinary and not is_instance(loader.dataset, "torch.utils.data", "IterableDataset"):
         raise InputError(
-            f"{what} has the sampler {type(sampler).__name__}, and in a search every epoch sees "
-            "all rows once: give loader.dataset; rows by weight are "
+            f"the DataLoader has the sampler {type(sampler).__name__}, and in a search every epoch "
+            "sees all rows once: give loader.dataset; rows by weight are "
             "cerebro.shard(...).with_sampling(weights=), a subset is torch.utils.data.Subset"
         )
     if loader.collate_fn is not default_collate and not _is_converting(loader.collate_fn):
         name = getattr(loader.collate_fn, "__qualname__", type(loader.collate_fn).__name__)
         raise InputError(
-            f"{what} has the collate_fn {name}, which would not be called: give loader.dataset; do "
-            "in the dataset what is done for each row, and in the model what needs a batch. "
-            "Sequences of different lengths are padded by cerebro"
+            f"the DataLoader has the collate_fn {name}, which would not be called: give "
+            "loader.dataset; do in the dataset what is done for each row, and in "
+            "the model what needs a batch. Sequences of different lengths are padded by cerebro"
         )
     return loader.dataset
 
@@ -51,9 +52,3 @@ def dataset_of(loader: Any) -> Any:
 def _is_converting(function: Any) -> bool:
     # The default of a loader whose samples are not stacked.
     return getattr(function, "__module__", "").startswith("torch.utils.data._utils")
-
-
-def _is_iterable(dataset: Any) -> bool:
-    from torch.utils.data import IterableDataset
-
-    return isinstance(dataset, IterableDataset)

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import joblib
 import numpy as np
-from scipy import sparse
 from sklearn import get_config
 from sklearn.base import clone
 
 from cerebro.arguments import warn_user
 from cerebro.errors import InputError
-from cerebro.integrations.sklearn.heads import Heads, split_pipeline
+from cerebro.integrations.sklearn.heads import Heads, split_pipeline, take_rows
 from cerebro.integrations.sklearn.model import Model
 from cerebro.integrations.sklearn.steps import kind_of, learns_by_batch, steps_of
 from cerebro.model import Batch
@@ -160,8 +159,7 @@ class ScoredModel(Model):
     def _features(self, batch: Batch) -> Any:
         if self._rows is None:
             return super()._features(batch)
-        rows = self._rows[np.asarray(batch["x"]).reshape(-1)]
-        return rows.toarray() if sparse.issparse(rows) else np.asarray(rows)
+        return take_rows(self._rows, batch["x"])
 
     def _columns(self, batch: Batch) -> tuple[Any, Any]:
         x, y = super()._columns(batch)

@@ -79,6 +79,12 @@ def split_pipeline(estimator: Any) -> tuple[Pipeline | None, Any]:
     return (Pipeline(steps) if steps else None), estimator.steps[-1][1]
 
 
+def take_rows(matrix: Any, numbers: Any) -> Any:
+    """Return rows of a matrix by their numbers, as a dense array."""
+    rows = matrix[np.asarray(numbers).reshape(-1)]
+    return rows.toarray() if sparse.issparse(rows) else np.asarray(rows)
+
+
 def as_numbers(rows: Any) -> Any:
     """Return rows as a matrix of floats, sparse (CSR) if they are sparse."""
     if sparse.issparse(rows):

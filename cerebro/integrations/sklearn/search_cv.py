@@ -55,7 +55,13 @@ from cerebro.integrations.sklearn.candidates import (
     find_learning_estimator,
     has_head,
 )
-from cerebro.integrations.sklearn.heads import Heads, as_numbers, fit_head, split_pipeline
+from cerebro.integrations.sklearn.heads import (
+    Heads,
+    as_numbers,
+    fit_head,
+    split_pipeline,
+    take_rows,
+)
 from cerebro.integrations.sklearn.steps import check_weighting, kind_of, learn, steps_of
 from cerebro.machine import generators
 from cerebro.machine.guard import refuse
@@ -252,9 +258,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             The group of each row, for splitters that keep groups together.
         **fit_params
             ``sample_weight``, or in a pipeline also ``<last step>__sample_weight``, the weight of
-            each row: passed to the estimator's ``partial_fit`` (in
-            a pipeline, to that of the last step) and, as in `GridSearchCV`, to scorers that take
-            it.
+            each row: passed to the estimator's ``partial_fit`` (in a pipeline, to that of the last
+            step) and, as in `GridSearchCV`, to scorers that take it.
         """
         refuse(f"{type(self).__name__}.fit")
         space, originals = as_choices(self.space)
@@ -449,10 +454,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 for batch in data.batches(
                     size, seed=seed, epoch=epoch, shuffle=self.shuffle, framework="numpy"
                 ):
-                    x = batch["x"]
-                    if matrix is not None:
-                        x = matrix[x.reshape(-1)]
-                        x = x.toarray() if issparse(x) else x
+                    x = batch["x"] if matrix is None else take_rows(matrix, batch["x"])
                     y = batch["y"] if labels is None else labels[batch["y"]]
                     weights = {} if build.weight is None else {"sample_weight": batch["w"]}
                     learn(tail, x, y, **classes, **weights)

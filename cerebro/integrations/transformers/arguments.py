@@ -155,7 +155,7 @@ def _check_fields(args: Any) -> None:
     optim = str(getattr(args.optim, "value", args.optim))
     if any(word in optim for word in _SPECIAL):
         raise InputError(
-            f"args: optim={optim!r} needs a training loop of its own: choose another, or give "
+            f"args: optim={optim!r} needs a special training loop: choose another, or give "
             "optimizers=(optimizer, scheduler)"
         )
     known = {*_TAKEN.split(), *_QUIET.split()}

@@ -100,7 +100,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "batches": (
         lambda: DataLoader(dataset(), batch_sampler=[[0, 1], [2]]),
-        r"batch_sampler of its own \(list\).* give loader\.dataset",
+        r"custom batch_sampler \(list\).* give loader\.dataset",
     ),
     "no batches": (lambda: DataLoader(dataset(), batch_size=None), "batch_size=None"),
     "collate": (

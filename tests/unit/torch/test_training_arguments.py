@@ -186,7 +186,7 @@ def test_a_tokenizer_pads_and_columns_that_no_model_takes_do_not_reach_it():
             {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"},
             "give optimizers=.*scheduler_step='metric'",
         ),
-        ({"optim": "lomo"}, "optim='lomo' needs a training loop of its own"),
+        ({"optim": "lomo"}, "optim='lomo' needs a special training loop"),
     ],
 )
 def test_arguments_that_would_train_otherwise_are_refused(options, text):
