@@ -10,7 +10,7 @@ from pathlib import Path
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
-MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE = 1, 32, 4096, 8192, 16384, 1 << 18
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -78,8 +78,13 @@ class SmallDisk:
         Files open for writing stay writable, as after an administrator's remount of a bind mount.
         """
         if read_only:
-            _mount(str(folder), str(folder), None, MS_BIND)
-            _mount("none", str(folder), None, MS_REMOUNT | MS_BIND | MS_RDONLY)
+            # A file that is opened for writing between the two calls would make the second one
+            # fail with EBUSY, so the mount is made where nobody looks, and then moved.
+            aside = self.folder.with_name(f"{self.folder.name}.read-only")
+            aside.mkdir(exist_ok=True)
+            _mount(str(folder), str(aside), None, MS_BIND)
+            _mount("none", str(aside), None, MS_REMOUNT | MS_BIND | MS_RDONLY)
+            _mount(str(aside), str(folder), None, MS_MOVE)
         elif _libc.umount2(str(folder).encode(), 2) != 0:  # lazily, once unused
             raise OSError(ctypes.get_errno(), "cannot unmount", str(folder))
 
