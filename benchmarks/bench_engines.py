@@ -164,7 +164,7 @@ def nothing_shared() -> Iterator[None]:
     from cerebro.cluster import admission, hub
 
     @contextlib.contextmanager
-    def no_token(folder: Path) -> Iterator[tuple[str, str]]:
+    def no_token(folder: Path, disk: object) -> Iterator[tuple[str, str]]:
         yield "/nowhere", "nothing"
 
     kept = admission.make_run_token, hub.read_machine_id

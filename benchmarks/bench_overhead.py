@@ -22,6 +22,7 @@ import cerebro
 import cerebro._core as _core
 from benchmarks.harness import Bench, parser
 from cerebro.data.batches import make_loader
+from cerebro.machine.local import LOCAL
 from cerebro.run.settings import Batches, Limits
 from cerebro.worker.messages import RunContext, RunFolders, Task
 from cerebro.worker.runner import UnitRunner
@@ -135,7 +136,8 @@ class HandLoop:
 
 def overhead(bench: Bench, data: cerebro.Dataset, folder: str, rounds: int) -> None:
     units = Units(
-        UnitRunner(context(build, data, folder), worker=0, own_process=True), data.num_shards
+        UnitRunner(context(build, data, folder), worker=0, machine=LOCAL, own_process=True),
+        data.num_shards,
     )
     hand = HandLoop(data)
     torch.set_num_threads(1)
@@ -179,7 +181,8 @@ def nothing(bench: Bench, data: cerebro.Dataset, folder: str, rounds: int) -> No
     per_batch = statistics.median(a - b for a, b in pairs) / batches
     few = data.split(4 * BATCH * data.num_shards / data.num_rows)[0]
     units = Units(
-        UnitRunner(context(build_nothing, few, folder), worker=0, own_process=True), few.num_shards
+        UnitRunner(context(build_nothing, few, folder), worker=0, machine=LOCAL, own_process=True),
+        few.num_shards,
     )
     loader = make_loader(few, BATCH, seed=0, framework="torch", threads=0)
     units.next()

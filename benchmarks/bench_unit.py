@@ -27,6 +27,7 @@ import cerebro
 import cerebro._core as _core
 from benchmarks.harness import Bench, parser
 from cerebro.cli import demo
+from cerebro.machine.local import LOCAL
 from cerebro.run.settings import Batches, Limits
 from cerebro.worker import runner
 from cerebro.worker.loaders import Loaders
@@ -133,7 +134,7 @@ def measure(context: RunContext, config: dict[str, Any], epochs: int) -> dict[bo
     units: dict[bool, dict[str, list[float]]] = {False: defaultdict(list), True: defaultdict(list)}
     shards = context.train.num_shards
     with everything_timed(timer):
-        made = UnitRunner(context, worker=0, own_process=True)
+        made = UnitRunner(context, worker=0, machine=LOCAL, own_process=True)
         for position in range(epochs * (shards + 1)):
             epoch, step = divmod(position, shards + 1)
             validates = step == shards

@@ -28,10 +28,10 @@ from cerebro.executors.wire import pickle_event, receive_files, unpickle
 from cerebro.machine import guard
 from cerebro.machine.imports import Sources, import_early, note_imported
 from cerebro.machine.libraries import JAX
+from cerebro.machine.local import LOCAL
 from cerebro.machine.turns import Turns
 from cerebro.worker import gpu
 from cerebro.worker.clock import STANDARD_ERROR, BeatClock, LateTasks
-from cerebro.worker.gpu import CudaStream
 from cerebro.worker.jobs import execute
 from cerebro.worker.log import NOWHERE, flush_output, log_path, make_streams_last
 from cerebro.worker.messages import (
@@ -84,7 +84,7 @@ class Process:
 
     def begin_sharing(self) -> None:
         if self.turns is None:
-            self.turns, self.late = Turns(gpu.KEPT), LateTasks()
+            self.turns, self.late = Turns(gpu.KEPT), LateTasks(LOCAL)
 
     def open_context(self, context: bytes) -> RunContext:
         """Return an unpickled context: the same object for all workers, which share its shards."""
@@ -101,8 +101,8 @@ class Worker:
         self._beat = _core.BeatPage(page)
         self._beat.start_beating(BEAT_MILLISECONDS, socket)
         self._process = process
-        self._clock = BeatClock(self._beat, process.late)
-        self._stream: CudaStream | None = None  # if the process has several workers
+        self._clock = BeatClock(self._beat, LOCAL.clock, process.late)
+        self._stream: gpu.CudaStream | None = None  # if the process has several workers
         self._runner: UnitRunner | None = None
         self._number = -1
         self._trouble: BaseException | None = None  # why the run could not be loaded
@@ -167,7 +167,7 @@ class Worker:
             self._runner = UnitRunner(
                 run,
                 worker=number,
-                beat=self._beat,
+                machine=LOCAL,
                 own_process=True,
                 clock=self._clock,
                 together=self._process.runners,

@@ -18,41 +18,41 @@ LINES = {
     "__init__.py": 140,
     "__main__.py": 20,
     "_worker.py": 230,
-    "api": 2_870,
+    "api": 2_875,
     "arguments.py": 360,
     "callbacks": 290,
     "cli": 2_130,
-    "cluster": 5_500,
+    "cluster": 5_620,
     "control.py": 420,
     "coordinator": 5_530,
     "dask.py": 20,
-    "data": 9_340,
+    "data": 9_710,
     "errors.py": 200,
-    "executors": 2_010,
-    "integrations": 8_920,
+    "executors": 2_030,
+    "integrations": 9_190,
     "jax.py": 10,
     "keras.py": 20,
-    "machine": 4_320,
+    "machine": 4_600,
     "model.py": 640,
     "native.py": 280,
     "optuna.py": 30,
     "ray": 40,
     "report": 3_560,
-    "results": 3_100,
-    "run": 3_590,
+    "results": 3_160,
+    "run": 3_620,
     "searchers": 1_650,
     "sklearn.py": 20,
     "space": 1_320,
     "spark.py": 20,
     "testing.py": 200,
-    "torch": 8_580,
+    "torch": 8_690,
     "transforms.py": 430,
     "worker": 6_180,
     "watch": 1_650,
 }
 """The most lines of Python in each folder and file of the package, a little above today's."""
 
-MOST_FILES = 276
+MOST_FILES = 278
 """Of the package, a little above today's."""
 
 MOST_LINES = 700
@@ -62,6 +62,8 @@ LONGER: dict[str, int] = {}
 MOST_FIELDS = 15
 MORE_FIELDS = {
     "api/plan.py:Plan": 17,
+    "cluster/executor.py:ClusterExecutor": 16,
+    "cluster/hub.py:Hub": 17,
     "coordinator/overview.py:Overview": 16,
     "coordinator/search_loop.py:SearchLoop": 16,
     "coordinator/trial.py:LiveTrial": 20,

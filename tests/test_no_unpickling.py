@@ -35,7 +35,7 @@ ALLOWED = {
     "executors/wire.py": "packs these messages, and opens what was sent with searches refused",
     "cluster/wire.py": "reads what peers send that have proved to have the cluster's key",
     "integrations/sklearn/candidates.py": "compares a user's objects by their hashes",
-    "integrations/sklearn/heads.py": "reads rows that this search put into its temporary folder",
+    "integrations/sklearn/heads.py": "reads what this search put into its temporary folder",
 }
 
 # Sources of these bytes: a connection directly, or these names.

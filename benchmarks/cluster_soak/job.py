@@ -50,7 +50,7 @@ class OnAgents(Reporting, AgentsExecutor):
 
 
 @contextlib.contextmanager
-def no_token(folder: Path) -> Iterator[str]:
+def no_token(folder: Path, disk: object) -> Iterator[str]:
     """A folder sought by a node that does not see the run's folder."""
     yield "/nowhere"
 

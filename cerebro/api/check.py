@@ -65,6 +65,8 @@ class Check:
         has as many; 1 on the CPU.
     wrapped
         What `build` returned and what trains it, if that was another framework's object.
+    unused
+        What is not used of a DataLoader, a DataModule or a dict of splits.
     """
 
     problems: list[str]
@@ -76,6 +78,7 @@ class Check:
     offer: str = ""
     lanes: int = 1
     wrapped: str = ""
+    unused: str = ""
 
     @property
     def ok(self) -> bool:
@@ -95,8 +98,9 @@ class Check:
         lines = self.problems or [f"{said}; metrics: {', '.join(self.metrics)}"]
         several = f"a search trains up to {self.lanes} trials at once on each GPU"
         lanes = several if self.lanes > 1 else ""
+        taken = [self.unused, self.wrapped]
         return "\n".join(
-            filter(None, [self.wrapped, *lines, *map(str, self.findings), self.offer, lanes])
+            filter(None, [*taken, *lines, *map(str, self.findings), self.offer, lanes])
         )
 
 
@@ -138,7 +142,8 @@ def check(
     """
     refuse("cerebro.check")
     with tempfile.TemporaryDirectory(prefix="cerebro-check-") as folder:
-        data, validation = write_given_rows(data, validation, Path(folder))
+        unused: list[str] = []
+        data, validation = write_given_rows(data, validation, Path(folder), unused.append)
         check_build(build)
         check_one_of("deterministic", deterministic, ("warn", True, False))
         device = choose_devices(devices)[0]
@@ -179,6 +184,7 @@ def check(
         offer_graph(done.gain),
         choose_lanes(model, usable_memory(model, [device]), None) if is_gpu(device) else 1,
         model.wrapped,
+        "".join(unused),
     )
 
 

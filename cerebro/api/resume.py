@@ -44,6 +44,7 @@ from cerebro.machine.devices import (
 from cerebro.machine.files import path_of
 from cerebro.machine.guard import refuse
 from cerebro.machine.libraries import KERAS
+from cerebro.machine.local import LOCAL, Machine
 from cerebro.machine.objects import Objects, is_url
 from cerebro.report.displays import announce, shows_progress
 from cerebro.results.result import Result, note_last
@@ -53,6 +54,7 @@ from cerebro.run.mirror import download
 from cerebro.run.owner import Owner
 from cerebro.run.records import Ranking
 from cerebro.run.settings import Batches, Exactness, Limits, Settings, Strategy, read_group
+from cerebro.run.states import remove_temporary
 from cerebro.run.store import (
     FILE,
     Store,
@@ -208,7 +210,7 @@ def download_run(url: str, callbacks: Any) -> tuple[Path, Sequence[Any]]:
     """Download a run; return its folder, and the callbacks with one that updates the copy."""
     callbacks = check_callbacks(callbacks)
     objects = Objects(url)
-    folder = unused_folder(Path("runs", objects.url.rpartition("/")[2]))
+    folder = unused_folder(Path("runs", objects.url.rpartition("/")[2]), LOCAL.disk)
     pointer = download(objects, folder)
     mirrors = [item for item in callbacks if isinstance(item, Mirror) and item.url == objects.url]
     mirror = mirrors[0] if mirrors else Mirror(url)
@@ -266,12 +268,13 @@ def record_new_places(saved: SavedRun, data: Any, validation: Any) -> None:
                     store.set_meta(name, moved[name])
 
 
-def clean_up(saved: SavedRun) -> None:
+def clean_up(saved: SavedRun, machine: Machine = LOCAL) -> None:
     """Clean up after a process that died during its own cleanup."""
     with contextlib.suppress(OSError):
-        if (saved.folder / (FILE + "-wal")).exists():
-            Store.open(saved.folder).close()
-        sweep_states(saved.folder, saved.state_dir)
+        if machine.disk.exists(saved.folder / (FILE + "-wal")):
+            Store.open(saved.folder, machine).close()
+        remove_temporary(saved.folder / "states", machine.disk)
+        sweep_states(saved.folder, saved.state_dir, machine.disk)
 
 
 def train_rest(

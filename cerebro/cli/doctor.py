@@ -76,7 +76,7 @@ EXTRAS = {
     "sklearn": ("scikit-learn models", ("sklearn",)),
     "jax": ("JAX models", ("jax", "optax")),
     "keras": ("Keras models", ("keras",)),
-    "parquet": ("Parquet and Arrow files, pandas tables", ("pyarrow", "pandas")),
+    "parquet": ("Parquet and Arrow files", ("pyarrow", "pandas")),
     "images": ("folders of images", ("PIL",)),
     "plots": ("plots of runs", ("matplotlib",)),
     "search": ("quasi-random search", ("scipy",)),

@@ -11,12 +11,10 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shutil
+import re
 import sys
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import wait
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +27,13 @@ from cerebro.errors import InputError
 from cerebro.executors.wire import pickle_context
 from cerebro.machine import environment
 from cerebro.machine.devices import CUBLAS_VARIABLE, CUBLAS_WORKSPACE, is_gpu
+from cerebro.machine.disk import Disk
+from cerebro.machine.local import LOCAL, Machine
+from cerebro.run.states import TOKEN
 from cerebro.worker.messages import Note, RunContext
 
 START_SECONDS = 120.0  # the time within which a node must start a worker
-TOKEN = ".cerebro-"  # the beginning of a token's name; 32 hexadecimal digits follow
+_TOKENS = re.compile(re.escape(TOKEN) + "[0-9a-f]{32}", re.ASCII)
 OLD_TOKEN_SECONDS = 3600.0  # of a token beside the run's folder: its coordinator must be gone
 
 
@@ -59,7 +60,13 @@ class Admission:
     """
 
     def __init__(
-        self, hub: Hub, supply: Supply, context: RunContext, run: Begin, one_kind: str | None = None
+        self,
+        hub: Hub,
+        supply: Supply,
+        context: RunContext,
+        run: Begin,
+        one_kind: str | None = None,
+        disk: Disk = LOCAL.disk,
     ) -> None:
         self.shares_run = False  # whether all workers write states and logs into the run's folder
         self.supply = supply
@@ -67,6 +74,7 @@ class Admission:
         self._context = context
         self._run = run
         self._one_kind = one_kind
+        self._disk = disk
 
     def admit(
         self, nodes: Sequence[Node], members: Membership, *, first: bool = False
@@ -74,11 +82,13 @@ class Admission:
         """Take an agent on each of these nodes, and send the nodes the data; any thread may call.
 
         The agents are the run's `first`, or those of one new node. Returns their workers, and
-        notes. Raises InputError, after ending all of them, if one cannot be used.
+        notes. Raises InputError, after ending all of them, if one cannot be used. An agent that
+        dials in and has hung up is left out, unless it is the only one.
         """
         agents = [(node, self._hub.acquire_agent(node)) for node in nodes]
         try:
-            reports = self._collect_reports(agents)
+            present = self._collect_reports(agents)
+            reports = [report for _, _, report in present]
             notes = self.check(reports)
             all_share = all(report.shares_run for report in reports)
             if first:
@@ -95,8 +105,7 @@ class Admission:
             # A copy of the workers, because another thread may add some.
             others = [*reports, *(remote.report for remote in list(members.workers.values()))]
             remotes = [
-                self._make_worker(node, agent, report, others)
-                for (node, agent), report in zip(agents, reports, strict=True)
+                self._make_worker(node, agent, report, others) for node, agent, report in present
             ]
             if first:
                 self.supply.supply_first_nodes(remotes)
@@ -125,9 +134,11 @@ class Admission:
         place = f"{report.node} itself" if reads_all else report.place
         return RemoteWorker(-1, agent, node, report, place, reads_all, begin)
 
-    def _collect_reports(self, agents: Sequence[tuple[Node, RemoteAgent]]) -> list[NodeReport]:
+    def _collect_reports(
+        self, agents: Sequence[tuple[Node, RemoteAgent]]
+    ) -> list[tuple[Node, RemoteAgent, NodeReport]]:
         """Return what new agents say about their nodes; raise InputError if one does not start."""
-        with make_run_token(Path(self._context.folders.states)) as token:
+        with make_run_token(Path(self._context.folders.states), self._disk) as token:
             asked = [
                 agent.call(
                     "report",
@@ -138,22 +149,30 @@ class Admission:
                 )
                 for node, agent in agents
             ]
-            done, _ = wait(asked, timeout=START_SECONDS)
-        reports = []
-        for (node, _), answer in zip(agents, asked, strict=True):
+            self._hub.wait_for_calls(asked, START_SECONDS)
+            answered = {answer for answer in asked if answer.done()}
+        present = []
+        gone: InputError | None = None
+        for (node, agent), answer in zip(agents, asked, strict=True):
             name = f"node {node.address} ({node.id[:8]})"
-            if answer not in done:
+            if answer not in answered:
                 late = f"{name} has not started a worker in {START_SECONDS:g} s"
                 raise InputError(f"{late}: {self._hub.late_advice}")
             try:
-                reports.append(answer.result())
+                present.append((node, agent, answer.result()))
             except AgentError as error:
+                hung_up = agent.is_gone and error.cause is None
+                if hung_up and self._hub.dials_in:  # it comes back as a new node, if at all
+                    gone = InputError(f"{name} is gone: {describe_cause(error)}")
+                    continue
                 raise InputError(
                     f"{name} cannot start a worker: {describe_cause(error)}: install "
                     "the same Cerebro there as here, and make its cache folder ($CEREBRO_CACHE) "
                     "writable"
                 ) from error
-        return reports
+        if not present and gone is not None:
+            raise gone
+        return present
 
     def check(self, reports: Sequence[NodeReport]) -> list[Note]:
         """Raise InputError if nodes would compute different bits; note harmless differences."""
@@ -210,36 +229,37 @@ def _normalize_environment(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def make_run_token(folder: Path) -> Iterator[str]:
+def make_run_token(folder: Path, disk: Disk) -> Iterator[str]:
     """Make a temporary folder beside the run's folder: who can write there can write to the run.
 
     The run's folder is made later, in the same place, by the same user and with the same rights.
     """
-    token = _find_existing_parent(folder) / f"{TOKEN}{uuid.uuid4().hex}"
+    token = _find_existing_parent(folder, disk) / f"{TOKEN}{uuid.uuid4().hex}"
     try:
         with contextlib.suppress(OSError):
-            token.mkdir()
+            disk.make_folder(token)
         yield str(token)
     finally:
-        shutil.rmtree(token, ignore_errors=True)
+        disk.remove_folder(token)
 
 
-def remove_old_tokens(folder: Path) -> None:
+def remove_old_tokens(folder: Path, machine: Machine = LOCAL) -> None:
     """Remove the tokens of coordinators that were killed before they could.
 
     Tokens in the run's folder belong to earlier coordinators of this run; those beside it may
     belong to other runs.
     """
-    place = _find_existing_parent(folder)
-    newest = math.inf if place == folder else time.time() - OLD_TOKEN_SECONDS
+    disk = machine.disk
+    place = _find_existing_parent(folder, disk)
+    newest = math.inf if place == folder else machine.clock.time() - OLD_TOKEN_SECONDS
     with contextlib.suppress(OSError):
-        for token in place.glob(TOKEN + 32 * "[0-9a-f]"):
-            if token.lstat().st_mtime < newest:
-                shutil.rmtree(token, ignore_errors=True)
+        for name in filter(_TOKENS.fullmatch, disk.list(place)):
+            if disk.modified(place / name) < newest:
+                disk.remove_folder(place / name)
 
 
-def _find_existing_parent(folder: Path) -> Path:
-    return next(place for place in (folder, *folder.parents) if place.is_dir())
+def _find_existing_parent(folder: Path, disk: Disk) -> Path:
+    return next((place for place in (folder, *folder.parents) if disk.exists(place)), folder)
 
 
 COMPUTE = ("numpy", "torch", "jax", "jaxlib", "scikit-learn", "scipy", "mkl", "cloudpickle")

@@ -13,32 +13,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from cerebro.cluster.connections import Connections
 from cerebro.cluster.engine import AUTO, find_own_gpu
 from cerebro.cluster.keys import Keys, Ticket, import_zmq
 from cerebro.cluster.messages import list_versions, read_machine_id
 from cerebro.cluster.states import CARRIED_BYTES, BlobServer, Fetcher
 from cerebro.cluster.supervisor import Supervisor
-from cerebro.cluster.wire import (
-    SharedSocket,
-    decode_message,
-    dial,
-    split_frames,
-    start_authenticator,
-)
+from cerebro.cluster.wire import SharedSocket, decode_message, split_frames
 from cerebro.errors import InputError, text_of
 from cerebro.executors.wire import pickle_event
 from cerebro.machine.devices import is_gpu
+from cerebro.machine.local import LOCAL, Machine
 from cerebro.machine.signals import TERMINATED, call_on_sigterm, defer_interrupts
 
 STEP_SECONDS = 0.5
@@ -99,7 +92,7 @@ class Agent:
 
     `patience` is the time in seconds to wait for a coordinator that does not listen yet. The agent
     ends when the descriptor `stdin` is at its end, because its parent is then gone. `number` is its
-    id; None: a new one.
+    id; None: a new one. Only `supervisor`, `machine` and `connect` lead out of this process.
     """
 
     def __init__(
@@ -110,28 +103,23 @@ class Agent:
         *,
         number: str | None = None,
         supervisor: Callable[[str, Fetcher, SharedSocket], Supervisor] = Supervisor,
+        machine: Machine = LOCAL,
+        connect: Callable[[Keys], Connections] = Connections,
     ) -> None:
-        zmq = import_zmq()
         self._id = number or uuid.uuid4().hex
         self._patience = patience
         self._stdin = stdin
         self._address = ticket.address
-        keys = Keys(ticket.key)
-        self._context = zmq.Context()
-        self._guard = start_authenticator(self._context, keys)
-        states = BlobServer(self._context, keys, ticket.listen)
-        self._socket = SharedSocket(
-            dial(self._context, keys, ticket.address),
-            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED,
-            self._receive,
-            self._handle_event,
-        )
+        self._machine = machine
+        self._connections = connections = connect(Keys(ticket.key))
+        states = connections.serve_states(ticket.listen)
+        self._socket = connections.dial(ticket.address, self._receive, self._handle_event)
         self._answers = Answers(self._socket, states)
-        fetcher = Fetcher(self._context, keys, ticket.address.rpartition(":")[0])
+        fetcher = connections.make_fetcher(ticket.address.rpartition(":")[0])
         self._supervisor = supervisor(self._id, fetcher, self._socket)
         self._lanes = {
-            "ordered": ThreadPoolExecutor(1, "cerebro-unit"),
-            "control": ThreadPoolExecutor(2, "cerebro-control"),
+            "ordered": machine.tasks.pool(1, "cerebro-unit"),
+            "control": machine.tasks.pool(2, "cerebro-control"),
         }
         self._status: int | None = None
         self._trouble: Exception | None = None
@@ -155,7 +143,8 @@ class Agent:
             "states": self._answers.states.port,
         }
         self._socket.send([b"hello", json.dumps(hello).encode()])
-        begun = time.monotonic()
+        now = self._machine.clock.monotonic
+        begun = now()
         others = [] if self._stdin is None else [self._stdin]
         while True:
             ready = self._socket.wait_in_background(STEP_SECONDS, others)
@@ -163,21 +152,23 @@ class Agent:
                 raise self._trouble
             if self._must_leave and self._status is None:
                 handed_over = self._hand_over_states()
-                print(f"cerebro agent: told to end (SIGTERM): {handed_over}", file=sys.stderr)
+                tell(f"told to end (SIGTERM): {handed_over}")
                 return TERMINATED
             if self._stdin in ready and not os.read(self._stdin or 0, 4096):
                 return ENDED
             if self._status is not None:
                 return self._status
-            if returns and not self._is_welcome and is_refused(self._address):
+            if returns and not self._is_welcome and self._is_refused():
                 return ENDED
-            if not self._is_welcome and time.monotonic() - begun > self._patience:
-                print(
-                    f"cerebro agent: no coordinator with this key answers at {self._address} "
-                    f"within {self._patience:g} s",
-                    file=sys.stderr,
+            if not self._is_welcome and now() - begun > self._patience:
+                tell(
+                    f"no coordinator with this key answers at {self._address} within "
+                    f"{self._patience:g} s"
                 )
                 return UNHEARD
+
+    def _is_refused(self) -> bool:
+        return self._connections.is_refused(self._address)
 
     def close(self) -> None:
         """End the worker process, remove the files of this agent, and hang up."""
@@ -190,13 +181,13 @@ class Agent:
             self._supervisor.process.close()
             self._lanes["control"].shutdown()
             self._supervisor.end()
+        self._answers.states.close()
         self._socket.close()
 
     def release(self) -> None:
         """After `close`, free what otherwise only the end of the process would free."""
         self._supervisor.fetcher.close()
-        self._guard.stop()
-        self._context.term()  # the server of states closes its socket
+        self._connections.close()
 
     def _hand_over_states(self) -> str:
         """Send all states to the coordinator and await its confirmation; return what happened."""
@@ -206,11 +197,11 @@ class Agent:
         # process has already got is short: it may end.
         self._supervisor.process.is_leaving = True
         if self._supervisor.process.has_queue:
-            with contextlib.suppress(FutureTimeoutError):
-                self._lanes["ordered"].submit(int).result(QUEUE_SECONDS)
+            self._machine.tasks.wait_for([self._lanes["ordered"].submit(int)], QUEUE_SECONDS)
         self._answers.hand_over()
-        end = time.monotonic() + LEAVE_SECONDS
-        while time.monotonic() < end and self._status is None:
+        now = self._machine.clock.monotonic
+        end = now() + LEAVE_SECONDS
+        while now() < end and self._status is None:
             self._socket.wait_in_background(STEP_SECONDS)
         if self._status == ENDED:
             return "the search has its states and goes on without it"
@@ -222,7 +213,7 @@ class Agent:
         if kind.bytes == b"end":
             self._end(ENDED)
         elif kind.bytes == b"refused" and self._status is None:
-            print(f"cerebro agent: {rest[0].bytes.decode()}", file=sys.stderr)
+            tell(rest[0].bytes.decode())
             # An engine's task that fails may end those of the other agents, as on Spark.
             is_given_up = self._is_welcome and self._stdin is not None
             self._end(ENDED if is_given_up else REFUSED)
@@ -288,16 +279,25 @@ def main(ticket: Ticket, patience: float, stdin: int | None = None, device: str 
     if is_gpu(device):
         find_own_gpu(device)  # now, and not when a search has begun
     supervisor = partial(Supervisor, find_gpu=partial(find_own_gpu, device))
-    status = None
-    while True:
-        returns = status == CUT
+
+    def make_agent() -> Agent:
         try:
-            agent = Agent(ticket, patience, stdin, supervisor=supervisor)
+            return Agent(ticket, patience, stdin, supervisor=supervisor)
         except zmq.ZMQError as error:
             raise InputError(
                 f"{ticket.address!r} is not an address ({text_of(error)}): give host:port of the "
                 "coordinator"
             ) from error
+
+    return run_agents(make_agent)
+
+
+def run_agents(make_agent: Callable[[], Agent]) -> int:
+    """Run one agent after the other until one is not cut off; return its exit status."""
+    status = None
+    while True:
+        returns = status == CUT
+        agent = make_agent()
         try:
             with call_on_sigterm(agent.leave):
                 status = agent.run(returns=returns)
@@ -306,15 +306,10 @@ def main(ticket: Ticket, patience: float, stdin: int | None = None, device: str 
                 agent.close()
         if status != CUT:
             return ENDED if returns and status == UNHEARD else status
-        print("cerebro agent: the connection was lost; reconnecting", file=sys.stderr)
+        tell("the connection was lost; reconnecting")
         agent.release()
 
 
-def is_refused(address: str) -> bool:
-    """Return whether the machine of ``host:port`` says that no program listens there."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), STEP_SECONDS).close()
-    except OSError as error:  # any other error says nothing
-        return isinstance(error, ConnectionRefusedError)
-    return False
+def tell(text: str) -> None:
+    """Say what has become of this agent in its output."""
+    print(f"cerebro agent: {text}", file=sys.stderr)

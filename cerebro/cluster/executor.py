@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import wait as wait_for_all
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,8 +32,8 @@ from cerebro.errors import InputError, WorkerError, text_of
 from cerebro.executors.base import Wake
 from cerebro.machine.devices import ALL, CPU, MAX_WORKERS
 from cerebro.machine.files import open_plain, path_of
+from cerebro.machine.local import LOCAL, Machine
 from cerebro.machine.objects import is_url
-from cerebro.machine.signals import wait_for
 from cerebro.run.states import epoch_state_file, read_state, unpublished_name
 from cerebro.worker.log import APPEND, log_path
 from cerebro.worker.messages import (
@@ -80,7 +78,9 @@ class ClusterExecutor(ABC):
         replicas: int,
         shared_path: str | os.PathLike[str] | None,
         gpus: float | None = None,
+        machine: Machine = LOCAL,
     ) -> None:
+        self._machine = machine
         self.workers = check_whole_number("workers", workers, 1, MAX_WORKERS, optional=True)
         self._replicas = check_whole_number("replicas", replicas, 1)
         self._shared_path: Path | str | None = None
@@ -126,11 +126,11 @@ class ClusterExecutor(ABC):
         self._context = context
         run = describe_run(context, self._gpu_share)
         self._hub = hub = self._join(context)
-        self._events = Events()
+        self._events = Events(self._machine.tasks)
         supply = Supply(
             hub, context, self._shared_path, self._replicas, self.traffic, self._events.fetch_pool
         )
-        self._admission = Admission(hub, supply, context, run, one_kind)
+        self._admission = Admission(hub, supply, context, run, one_kind, self._machine.disk)
         self._transfers = Transfers(supply, self._events, self._resume_waiting)
         try:
             self._start_workers(hub)
@@ -163,21 +163,22 @@ class ClusterExecutor(ABC):
             call.is_dropped = True  # so that it is sent when its turn comes
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
-        end = math.inf if timeout is None else time.monotonic() + timeout
+        now = self._machine.clock.monotonic
+        end = math.inf if timeout is None else now() + timeout
         events, workers = self._events, self._members.workers
         while True:
             events.process()
             is_busy = bool(self._states.keeping) or any(r.call for r in workers.values())
             if events.now or not (is_busy or wake is not None):
                 break
-            now = time.monotonic()
-            if now >= end:
+            time = now()
+            if time >= end:
                 break
-            if now >= self._next_look:
+            if time >= self._next_look:
                 self._check_workers()
                 continue  # it may have put calls to make
             descriptors = [events.fileno()] + ([] if wake is None else [wake.fileno()])
-            ready = self._cluster.wait(min(self._next_look, end) - now, descriptors)
+            ready = self._cluster.wait(min(self._next_look, end) - time, descriptors)
             if wake is not None and wake.fileno() in ready:
                 events.process()
                 break
@@ -190,7 +191,7 @@ class ClusterExecutor(ABC):
 
     def replace(self, worker: int) -> int:
         lost = self._members.lost.pop(worker)
-        if lost.node_is_gone:
+        if lost.node_is_gone or not lost.node.answers():
             return self._await_replacement(lost)
         agent = lost.agent
         if lost.is_gone:
@@ -231,7 +232,8 @@ class ClusterExecutor(ABC):
             for remote in self._members.workers.values()
             if remote.made
         ]
-        wait_for_all(jobs, timeout=KEEP_SECONDS)  # a shard that is not kept is sent like any other
+        # A shard that is not kept is sent like any other.
+        self._cluster.wait_for_calls(jobs, KEEP_SECONDS)
 
     def close(self, *, kill: bool = False) -> None:
         if self._is_refused:  # the run that uses this executor closes it
@@ -244,7 +246,7 @@ class ClusterExecutor(ABC):
         remotes = [*members.workers.values(), *(r for r in members.lost.values() if not r.is_gone)]
         if not kill:
             hub.release()
-            wait_for_all([r.agent.call("end") for r in remotes], timeout=END_SECONDS)
+            hub.wait_for_calls([r.agent.call("end") for r in remotes], END_SECONDS)
         for remote in remotes:
             with contextlib.suppress(Exception):
                 remote.agent.kill()
@@ -253,6 +255,8 @@ class ClusterExecutor(ABC):
             hub.close()
         self._hub = None
         self._events.close()
+        # One that could not be removed would stay in the run's folder.
+        remove_old_tokens(Path(self._context.folders.states), self._machine)
         self._admission.supply.close()
         self._members, self._states = Membership(), HeldStates()
 
@@ -268,7 +272,7 @@ class ClusterExecutor(ABC):
     # --- starting ----------------------------------------------------------
 
     def _start_workers(self, hub: Hub) -> None:
-        remove_old_tokens(Path(self._context.folders.states))
+        remove_old_tokens(Path(self._context.folders.states), self._machine)
         # A node that joins while nodes are chosen is not known, so that it is greeted later.
         nodes = {node.id: node for node in hub.nodes()}
         hosts = hub.choose_nodes(self.workers)
@@ -280,7 +284,7 @@ class ClusterExecutor(ABC):
         self._events.later += notes
         for remote in remotes:
             self._add_worker(remote)
-        self._next_look = time.monotonic() + LOOK_SECONDS
+        self._next_look = self._machine.clock.monotonic() + LOOK_SECONDS
         if hub.dials_in:  # else the cluster is asked for its nodes
             hub.changed = lambda: self._events.put(self._check_nodes)
 
@@ -342,7 +346,7 @@ class ClusterExecutor(ABC):
         if stored is not None:
             if self._admission.shares_run:
                 return None
-            blob = Blob("", 0, read_state(stored))
+            blob = Blob("", 0, read_state(stored, self._machine.disk))
             return StateIn(blob, stored.state_hash)
         if task.position == 0:
             return None
@@ -435,7 +439,8 @@ class ClusterExecutor(ABC):
         self._states.add(task.trial, held)
         self._transfers.pace.add(remote.number, task.trial, event.total.rows, event.seconds)
         # Clocks of nodes differ: take the time of a unit from the coordinator's.
-        event = replace(event, worker=remote.number, task=task, started=time.time() - event.seconds)
+        started = self._machine.clock.time() - event.seconds
+        event = replace(event, worker=remote.number, task=task, started=started)
         if event.metrics is not None and task.keep_state and not self._admission.shares_run:
             file = epoch_state_file(task.trial, task.epoch)
             event = replace(event, state=replace(event.state, file=file), is_kept=False)
@@ -583,14 +588,15 @@ class ClusterExecutor(ABC):
         events, hub, workers = self._events, self._cluster, self._members.workers
         others_are_left = bool(workers)
         failure = None
-        end = time.monotonic() + PATIENCE_SECONDS
-        while not workers and failure is None and time.monotonic() < end:
+        now = self._machine.clock.monotonic
+        end = now() + PATIENCE_SECONDS
+        while not workers and failure is None and now() < end:
             self._check_nodes()
             events.make_calls()
             if not workers:
                 if not (hub.dials_in or self._members.arriving):
                     break
-                wait_for([events.fileno()], 1.0)
+                hub.wait(1.0, [events.fileno()])
                 events.make_calls()
             failure = hub.engine.failure()
         joined = next((e for e in events.later if isinstance(e, WorkerJoined)), None)
@@ -607,7 +613,7 @@ class ClusterExecutor(ABC):
     # --- regular checks --------------------------------------------------------
 
     def _check_workers(self) -> None:
-        self._next_look = time.monotonic() + LOOK_SECONDS
+        self._next_look = self._machine.clock.monotonic() + LOOK_SECONDS
         for remote in list(self._members.workers.values()):
             # An idle worker, too: others may wait for a state that it holds.
             if remote.has_answered or remote.call is not None:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import math
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
@@ -19,19 +18,15 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import cerebro._core as _core
+from cerebro.cluster.connections import Connections
 from cerebro.cluster.engine import Engine
 from cerebro.cluster.keys import Keys, format_address, import_zmq
 from cerebro.cluster.messages import JobResult, StateIn, list_versions, read_machine_id
-from cerebro.cluster.states import Blob, Fetcher, HeldState, StateRefs
-from cerebro.cluster.wire import (
-    SharedSocket,
-    decode_message,
-    open_listener,
-    split_frames,
-    start_authenticator,
-)
+from cerebro.cluster.states import Blob, HeldState, StateRefs
+from cerebro.cluster.wire import decode_message, split_frames
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.wire import pickle_message
+from cerebro.machine.local import LOCAL, Machine
 from cerebro.machine.signals import defer_interrupts
 from cerebro.worker.messages import Job, Task
 
@@ -90,6 +85,7 @@ class RemoteAgent:
         self.pending: dict[int, tuple[Future[Any], Any, Blob | None]] = {}
         self.is_taken = False
         self.is_gone = False
+        self.is_killed = False  # the connection is closed, and `is_gone` set, when it has ended
         self.has_left = False  # whether it has said that it leaves, because it was told to end
         self._hub = hub
 
@@ -104,7 +100,7 @@ class RemoteAgent:
         self.fd, self.peer = fd, peer
 
     def answers(self) -> bool:
-        return not self.is_gone
+        return not (self.is_gone or self.is_killed)
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method after all earlier calls have ended."""
@@ -120,6 +116,7 @@ class RemoteAgent:
 
     def kill(self, trouble: str | None = None) -> None:
         """End the agent and its worker process; `trouble` is why, if the run still needs them."""
+        self.is_killed = True
         self._hub.end(self, trouble)
 
 
@@ -127,40 +124,45 @@ class Hub:
     """Accepts agents, and calls them: a cluster whose agents are started by `engine`.
 
     The engine is closed with the hub. Port 0 is any free one. Raises InputError if the hub cannot
-    listen there.
+    listen there. Only `machine` and `connect` lead out of this process.
     """
 
     dials_in = True  # whether nodes come and go with their agents: a new node replaces a lost one
     late_advice = "is its machine overloaded, or its disk slow? Use fewer workers="
 
-    def __init__(self, keys: Keys, engine: Engine, host: str, port: int = 0) -> None:
-        zmq = import_zmq()
+    def __init__(
+        self,
+        keys: Keys,
+        engine: Engine,
+        host: str,
+        port: int = 0,
+        *,
+        machine: Machine = LOCAL,
+        connect: Callable[[Keys], Connections] = Connections,
+    ) -> None:
         self.keys = keys
         self.engine = engine
         self.changed: Callable[[], None] = lambda: None
         """What is called, in any thread, when an agent joins or leaves."""
         self.refusals: list[str] = []
-        self._context = zmq.Context()
-        self._guard = start_authenticator(self._context, keys)
-        try:
-            socket, self.port = open_listener(self._context, keys, host, port)
-        except zmq.ZMQError as error:
-            self._guard.stop()
-            self._context.destroy(linger=0)
-            raise InputError(
-                f"cannot listen at {host}:{port} ({text_of(error)}): give a free port of this "
-                "machine in listen="
-            ) from error
-        events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
-        self._socket = SharedSocket(socket, events, self._receive, self._handle_event)
+        self._machine = machine
+        self._connect = connect
         self._cut: set[int] = set()  # descriptors of connections that ended before their hello
-        self._lock = threading.Condition()
+        self._lock = threading.RLock()
+        self._moved = machine.tasks.event()  # set when an agent has joined or left
         self._agents: dict[bytes, RemoteAgent] = {}
         self._expected: dict[str, RemoteAgent] = {}
         self._numbers = count(1)
         self._is_closing = False
-        self._thread = threading.Thread(target=self._serve, name="cerebro-hub", daemon=True)
-        self._thread.start()
+        self._connections = connect(keys)
+        try:
+            self._socket, self.port = self._connections.listen(
+                host, port, self._receive, self._handle_event
+            )
+        except BaseException:
+            self._connections.close()
+            raise
+        self._task = machine.tasks.repeat(self._serve, self._has_work, "cerebro-hub")
 
     # --- nodes -----------------------------------------------------------------
 
@@ -171,17 +173,18 @@ class Hub:
         workers do not fit, or no node joins.
         """
         needed = workers if workers is not None else self.engine.size
-        begun = time.monotonic()
-        with self._lock:
-            while True:
-                free = [agent for agent in self._agents.values() if not agent.is_taken]
-                if free and len(free) >= (needed or 1):
-                    return free[:needed]
-                failure = self.engine.failure()
-                waited = time.monotonic() - begun
-                if waited > START_SECONDS or failure or (free and waited > LATE_SECONDS):
-                    break
-                self._lock.wait(STEP_SECONDS)
+        clock = self._machine.clock
+        begun = clock.monotonic()
+        while True:
+            self._moved.clear()
+            free = [agent for agent in self._list_agents() if not agent.is_taken]
+            if free and len(free) >= (needed or 1):
+                return free[:needed]
+            failure = self.engine.failure()
+            waited = clock.monotonic() - begun
+            if waited > START_SECONDS or failure or (free and waited > LATE_SECONDS):
+                break
+            self._moved.wait(STEP_SECONDS)
         if free and not failure:
             return free
         text = "; ".join([*dict.fromkeys(self.refusals), *([failure] if failure else [])])
@@ -214,23 +217,27 @@ class Hub:
     def acquire_agent(self, node: Node) -> RemoteAgent:
         """Start or take an agent on a node; raise WorkerError if the node has none left."""
         assert isinstance(node, RemoteAgent)
-        if node.is_gone:
+        if not node.answers():
             raise WorkerError(f"node {node.address} is gone")
         node.is_taken = True
         return node
 
     def fetch_to_file(self, held: HeldState, gone: Collection[str], path: Path) -> None:
         """Write a state to a file, unless its agent is among those that are `gone`."""
-        # Its own context: a socket must not be closed by another thread, as `close` would.
-        context = import_zmq().Context()
+        # Its own connections: a socket must not be closed by another thread, as `close` would.
+        connections = self._connect(self.keys)
         try:
-            fetcher = Fetcher(context, self.keys, "127.0.0.1")
+            fetcher = connections.make_fetcher("127.0.0.1")
             packed = fetcher.fetch(held.ref, lambda: held.agent in gone or self._is_closing)
             if _core.hash_state(packed) != held.state_hash:
                 raise CorruptDataError("its hash differs")
-            path.write_bytes(packed)
+            self._machine.disk.write_over(path, packed)
         finally:
-            context.destroy(linger=0)
+            connections.close()
+
+    def wait_for_calls(self, calls: Collection[Future[Any]], seconds: float) -> None:
+        """Wait up to `seconds` until all calls are answered, after `release` if this had waited."""
+        self._machine.tasks.wait_for(calls, seconds)
 
     def close(self) -> None:
         """End everything that was started for the run; the agents have been told to end."""
@@ -239,15 +246,17 @@ class Hub:
         self._socket.give_back()
         for agent in self._list_agents():
             self.end(agent)
-        with self._lock:
-            self._lock.wait_for(lambda: not self._agents, LEAVE_SECONDS)
+        clock = self._machine.clock
+        end = clock.monotonic() + LEAVE_SECONDS
+        while self._list_agents() and (seconds := end - clock.monotonic()) > 0:
+            self._moved.wait(min(STEP_SECONDS, seconds))
+            self._moved.clear()
         self.engine.close()
         self._is_closing = True
         self._socket.give_back()
-        self._thread.join()
+        self._task.join()
         self._socket.close()
-        self._guard.stop()
-        self._context.destroy(linger=0)
+        self._connections.close()
 
     # --- agents that are known before they connect -----------------------------
 
@@ -306,11 +315,17 @@ class Hub:
         """Prepare for a wait of this thread on futures, other than by `wait`."""
         self._socket.give_back()
 
-    def _serve(self) -> None:
-        while not self._is_closing:
+    def _serve(self) -> bool:
+        """Wait for messages once; return whether there may be more."""
+        if not self._is_closing:
             self._socket.wait_in_background(math.inf)
+            return True
         for agent in self._list_agents():
             self._drop_agent(agent)
+        return False
+
+    def _has_work(self) -> bool:
+        return self._is_closing or self._socket.has_come
 
     def _list_agents(self) -> list[RemoteAgent]:
         with self._lock:
@@ -333,7 +348,7 @@ class Hub:
                 self._agents.pop(agent.peer, None)
             agent.is_gone = True
             pending, agent.pending = agent.pending, {}
-            self._lock.notify_all()
+        self._moved.set()
         for future, *_ in pending.values():
             future.set_exception(error or AgentError("it has closed the connection"))
         self.changed()
@@ -410,4 +425,4 @@ class Hub:
                 self._socket.send([peer, *frames])
             agent.early.clear()
             self._agents[peer] = agent
-            self._lock.notify_all()
+        self._moved.set()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,13 +22,15 @@ from weakref import WeakValueDictionary, finalize
 import numpy as np
 
 from cerebro.cluster.keys import Keys, import_zmq
-from cerebro.cluster.wire import dial, open_listener, split_frames
+from cerebro.cluster.wire import open_listener, split_frames
+from cerebro.machine.local import LOCAL, Clock
 
 CARRIED_BYTES = 65_536
 """States up to this size travel in messages: the coordinator holds them, and they survive the loss
 of an agent."""
+MAX_DIGITS = 20  # of a state's number
 STATE_SECONDS = 300.0  # the time within which a state must arrive from a different agent
-STEP_MILLISECONDS = 100  # how often to check whether the node that sends a state is still alive
+STEP_MILLISECONDS = 100  # how often to check whether the other end, or the server, is to stop
 
 
 class StateGone(Exception):
@@ -80,14 +81,24 @@ class BlobServer:
     def __init__(self, context: Any, keys: Keys, host: str) -> None:
         self._socket, self.port = open_listener(context, keys, host)
         self.blobs: dict[int, Any] = {}
-        threading.Thread(target=self._serve, name="cerebro-states", daemon=True).start()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._serve, name="cerebro-states", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving; at the interpreter's end, sending without a copy would fail."""
+        self._is_closing = True
+        self._thread.join()
 
     def _serve(self) -> None:
         zmq = import_zmq()
         try:
-            while True:
+            while not self._is_closing:
+                if not self._socket.poll(STEP_MILLISECONDS):
+                    continue
                 peer, asked, *_ = self._socket.recv_multipart()
-                packed = self.blobs.get(int(asked)) if asked.isdigit() else None
+                is_number = asked.isdigit() and len(asked) <= MAX_DIGITS
+                packed = self.blobs.get(int(asked)) if is_number else None
                 if packed is None:
                     self._socket.send_multipart([peer, b"", b""])
                     continue
@@ -95,25 +106,25 @@ class BlobServer:
                 for piece in split_frames(packed):
                     self._socket.send_multipart([peer, size, piece], copy=False)
         except zmq.ContextTerminated:
-            self._socket.close()
-        except zmq.ZMQError:  # closed
             pass
+        finally:
+            self._socket.close()
 
 
-def fetch(socket: Any, number: int, is_gone: Callable[[], bool]) -> Any:
+def fetch(socket: Any, number: int, is_gone: Callable[[], bool], clock: Clock = LOCAL.clock) -> Any:
     """Return a state's bytes from the `BlobServer` that a socket is connected to.
 
     Raises StateGone if the state is lost or does not arrive. The socket must then be closed.
     """
     zmq = import_zmq()
     socket.send(str(number).encode())
-    end = time.monotonic() + STATE_SECONDS
+    end = clock.monotonic() + STATE_SECONDS
     whole, filled = None, 0
     while whole is None or filled < len(whole):
         while not socket.poll(STEP_MILLISECONDS, zmq.POLLIN):
             if is_gone():
                 raise StateGone("the node that made it is gone")
-            if time.monotonic() >= end:
+            if clock.monotonic() >= end:
                 raise StateGone(f"it did not arrive within {STATE_SECONDS:g} s")
         size, piece = socket.recv_multipart(copy=False)
         if not size.bytes:
@@ -129,12 +140,16 @@ def fetch(socket: Any, number: int, is_gone: Callable[[], bool]) -> Any:
 
 
 class Fetcher:
-    """Fetches states and keeps the connections open; for use by one thread."""
+    """Fetches states and keeps the connections open; for use by one thread.
 
-    def __init__(self, context: Any, keys: Keys, host: str) -> None:
-        self._context = context
-        self._keys = keys
+    `dial` returns a socket that connects to the `BlobServer` at ``host:port``; the states without a
+    host are at `host`.
+    """
+
+    def __init__(self, dial: Callable[[str], Any], host: str, clock: Clock = LOCAL.clock) -> None:
+        self._dial = dial
         self._host = host
+        self._clock = clock
         self._sockets: dict[str, Any] = {}
 
     def fetch(self, blob: Blob, is_gone: Callable[[], bool]) -> Any:
@@ -145,9 +160,9 @@ class Fetcher:
         address = f"{self._host}{blob.address}" if blob.address.startswith(":") else blob.address
         socket = self._sockets.get(address)
         if socket is None:
-            socket = self._sockets[address] = dial(self._context, self._keys, address)
+            socket = self._sockets[address] = self._dial(address)
         try:
-            return fetch(socket, blob.number, is_gone)
+            return fetch(socket, blob.number, is_gone, self._clock)
         except BaseException as error:
             self._sockets.pop(address).close()
             packed = blob.packed

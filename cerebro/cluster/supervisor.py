@@ -52,7 +52,9 @@ from cerebro.errors import (
 from cerebro.executors.local import LocalExecutor
 from cerebro.machine import environment, resources
 from cerebro.machine.devices import Device, is_gpu
+from cerebro.machine.disk import Disk
 from cerebro.machine.files import is_full
+from cerebro.machine.local import LOCAL
 from cerebro.machine.objects import Objects
 from cerebro.run.states import KeptState, remove_slots, slots_stem
 from cerebro.worker.messages import (
@@ -78,7 +80,10 @@ class LateCall(Exception):
 class AgentProcess:
     """The worker process of an agent, and the unit that is queued at it."""
 
-    def __init__(self, socket: SharedSocket) -> None:
+    def __init__(
+        self, socket: SharedSocket, make_local: Callable[..., LocalExecutor] = LocalExecutor
+    ) -> None:
+        self._make_local = make_local
         self.is_leaving = False  # whether no more units are passed on
         self.is_ending = False
         self._socket = socket
@@ -99,7 +104,7 @@ class AgentProcess:
         return self._passed is not None
 
     def start(self, context: RunContext, gpu: Device | None) -> None:
-        self._local = LocalExecutor(
+        self._local = self._make_local(
             1, context.exactness.threads, fresh=True, seats=[gpu], fork=False
         )
         (self._number,) = self._local.start(context)
@@ -176,24 +181,27 @@ class AgentProcess:
 class TrialFiles:
     """What trials leave in a folder of the agent: slots with their states, and output."""
 
-    def __init__(self, state_dir: Path, log_dir: Path | None) -> None:
+    def __init__(self, state_dir: Path, log_dir: Path | None, disk: Disk = LOCAL.disk) -> None:
         self.state_dir = state_dir
+        self._disk = disk
         self._log_dir = log_dir  # of output that is to be sent; None: it is written into the run
         self._log_bytes: dict[int, int] = {}  # by trial: the output in its file that was taken
         self._made: dict[int, int] = {}  # positions of the states in the slots here
         self._slots: dict[int, _core.Slots] = {}
 
     def has_state(self, task: Task) -> bool:
-        """Whether the state with which a unit begins was made here."""
-        return self._made.get(task.trial) == task.position
+        """Whether the state with which a unit begins was made here, in the trial's slots.
+
+        A unit that begins with a kept state does not look there, even if its trial went back to the
+        state that its slots here have.
+        """
+        is_kept = task.origin is not None or task.clone_of is not None
+        return not is_kept and self._made.get(task.trial) == task.position
 
     def write_state(self, task: Task, state: StateIn, packed: Any) -> Task:
         """Write a state to a file for the process; the file and its memory pages are reused."""
         file = self.state_dir.parent / "state.in"
-        fd = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
-        with open(fd, "wb") as out:  # noqa: PTH123
-            out.write(packed)
-            out.truncate()
+        self._disk.write_over(file, packed, 0o600)
         if task.clone_of is not None:
             return replace(task, clone_of=replace(task.clone_of, file=str(file)))
         return replace(task, origin=KeptState(str(file), state.state_hash))
@@ -202,7 +210,7 @@ class TrialFiles:
         """Return the state after a unit, as a memory map of its slot."""
         slots = self._slots.get(task.trial)
         if slots is None:
-            slots = _core.Slots(slots_stem(self.state_dir, task.trial), False)
+            slots = self._disk.open_slots(slots_stem(self.state_dir, task.trial), create=False)
             self._slots[task.trial] = slots
         packed = slots.view(task.position + 1)
         self._made[task.trial] = task.position + 1
@@ -235,7 +243,7 @@ class TrialFiles:
         slots = self._slots.pop(trial, None)
         if slots is not None:
             slots.close()
-        remove_slots(self.state_dir, trial)
+        remove_slots(self.state_dir, trial, self._disk)
 
     def close(self) -> None:
         for trial in list(self._slots):
@@ -247,7 +255,7 @@ class Supervisor:
 
     `number` is the agent's; `node` is the id of its node if nodes can have several agents.
     `fetcher` fetches the states of other agents. `find_gpu` returns the worker's GPU, or raises
-    DeviceError if it cannot be used.
+    DeviceError if it cannot be used. `make_local` makes the executor of the worker process.
     """
 
     def __init__(
@@ -258,11 +266,14 @@ class Supervisor:
         *,
         node: str = "",
         find_gpu: Callable[[], Device] = find_own_gpu,
+        disk: Disk = LOCAL.disk,
+        make_local: Callable[..., LocalExecutor] = LocalExecutor,
     ) -> None:
-        self.process = AgentProcess(socket)
+        self.process = AgentProcess(socket, make_local)
         self.fetcher = fetcher
         self._node = node or number
         self._find_gpu = find_gpu
+        self._disk = disk
         self._lock = threading.Lock()
         self._cache: Cache | None = None
         self._opening = threading.Lock()  # two caches of one process would have two scratch folders
@@ -336,6 +347,18 @@ class Supervisor:
             self._trouble = error
 
     def _begin(self, begin: Begin) -> None:
+        context = self._open_run(begin)
+        folders = context.folders
+        logs = None if begin.shares_run else Path(folders.logs)
+        self._files = TrialFiles(Path(folders.slots), logs, self._disk)
+        gpu = None
+        if is_gpu(context.device):
+            gpu = self._find_gpu()
+            gpu = replace(gpu, memory=int(gpu.memory * begin.gpu_share))
+        self.process.start(context, gpu)
+
+    def _open_run(self, begin: Begin) -> RunContext:
+        """Return the run's context for the worker process, with this agent's own folders."""
         for entry in begin.path:  # the coordinator's import path, as far as it exists here
             if entry not in sys.path and os.path.exists(entry):  # noqa: PTH110
                 sys.path.append(entry)
@@ -360,19 +383,13 @@ class Supervisor:
             live_bytes=resources.available_memory() // (2 * begin.workers_here),
         )
         train, *others = map(_open_data, begin.data)
-        context = RunContext(
+        return RunContext(
             build=Sent(begin.build),
             train=train,
             validation=others[0] if others else None,
             folds=None if begin.folds is None else Folds.from_json(train, begin.folds),
             **settings,
         )
-        self._files = TrialFiles(own["slots"], own.get("logs"))
-        gpu = None
-        if is_gpu(context.device):
-            gpu = self._find_gpu()
-            gpu = replace(gpu, memory=int(gpu.memory * begin.gpu_share))
-        self.process.start(context, gpu)
 
     # --- units -------------------------------------------------------------
 

@@ -224,7 +224,8 @@ class Supply:
         if not remote.reads_all:
             if self._context.validation is not None and self._everywhere is not None:
                 sources = [self._context.train, self._everywhere]
-            folders = remote.agent.call("data_folders", [*map(_checksum, sources)]).result()
+            asked = remote.agent.call("data_folders", [*map(_checksum, sources)])
+            folders = self._await_transfer(asked)
         at = (
             DataAt({**source.spec(), "path": folder}, not remote.reads_all)
             for source, folder in zip(sources, folders, strict=True)
@@ -294,6 +295,9 @@ class Supply:
         try:
             return job.result()
         except AgentError as error:
+            if error.cause is None:
+                text = f"a node was lost while it received the data ({text_of(error)})"
+                raise InputError(f"{text}: start the search again") from error
             if isinstance(error.cause, CorruptDataError):
                 raise CorruptDataError(text_of(error.cause)) from error
             if isinstance(error.cause, (StorageError, InputError)):

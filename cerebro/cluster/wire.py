@@ -241,6 +241,11 @@ class SharedSocket:
             self._socket.close()
 
     @property
+    def has_come(self) -> bool:
+        """Whether messages may be waiting that no borrower of the socket will handle."""
+        return not self._is_lent and self.fileno() in wait_for([self.fileno()], 0.0)
+
+    @property
     def _is_lent(self) -> bool:
         return time.monotonic() < self._lent_until
 

@@ -15,14 +15,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from cerebro.cluster.hub import Node, RemoteAgent
 from cerebro.cluster.messages import Begin, NodeReport
-from cerebro.machine.signals import WakePipe
+from cerebro.machine.local import LOCAL, Tasks
 from cerebro.worker.messages import Job, News
 
 PIECES = 16  # the parts into which a lot at several places is divided to estimate their work
@@ -148,14 +148,14 @@ class Membership:
 class Events:
     """Events for the coordinator, and the calls and background work that they come from."""
 
-    def __init__(self) -> None:
-        self.fetch_pool = ThreadPoolExecutor(4, "cerebro-cluster")
+    def __init__(self, tasks: Tasks = LOCAL.tasks) -> None:
+        self.fetch_pool = tasks.pool(4, "cerebro-cluster")
         self.now: list[News] = []
         self.later: list[News] = []  # delivered when training has begun
         self.is_training = False
         self.trouble: BaseException | None = None  # an error that ends the run
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._pipe = WakePipe()
+        self._pipe = tasks.wake_pipe()
         self._reader = 0  # the thread that made calls last
 
     def fileno(self) -> int:

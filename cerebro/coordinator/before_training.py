@@ -13,8 +13,8 @@ from cerebro.data.validation import UnfitDataError
 from cerebro.errors import InputError, StateError, WorkerError, text_of
 from cerebro.executors.base import Executor
 from cerebro.machine.devices import is_gpu
+from cerebro.machine.disk import Disk
 from cerebro.machine.environment import uses_gpu
-from cerebro.machine.files import device_of, free_bytes, is_memory
 from cerebro.report.findings import Finding
 from cerebro.run.records import Ranking, TrialRecord
 from cerebro.run.settings import Settings
@@ -303,7 +303,7 @@ class _Place:
     cure: str
 
 
-def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None:
+def check_room(settings: Settings, searcher: Searcher, state_bytes: int, disk: Disk) -> None:
     """Raise InputError if a run's states cannot fit on the disk; warn if they might not."""
     plan = _estimate_demand(settings, searcher, state_bytes)
     states, slots = settings.folder / "states", settings.state_dir
@@ -314,15 +314,15 @@ def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None
         _Place(states, kept, thrifty, "choose a run= on a larger disk"),
         _Place(slots, of_slots, of_slots, "choose a larger state_dir="),
     ]
-    if device_of(states) == device_of(slots):
+    if disk.device(states) == disk.device(slots):
         cure = "put the states of live trials elsewhere with state_dir=, or all with run="
         places = [_Place(states, kept + of_slots, thrifty + of_slots, cure)]
     for place in places:
-        free = free_bytes(place.folder)
+        free = disk.free_bytes(place.folder)
         if place.needs.least > free:
-            raise InputError(_explain_demand(plan, place, free, is_certain=True))
+            raise InputError(_explain_demand(plan, place, disk, free, is_certain=True))
         if place.needs.likely > free:
-            warnings.warn(_explain_demand(plan, place, free, is_certain=False), stacklevel=2)
+            warnings.warn(_explain_demand(plan, place, disk, free, is_certain=False), stacklevel=2)
 
 
 def _estimate_demand(settings: Settings, searcher: Searcher, state_bytes: int) -> StateDemand:
@@ -339,14 +339,16 @@ def _estimate_demand(settings: Settings, searcher: Searcher, state_bytes: int) -
     )
 
 
-def _explain_demand(plan: StateDemand, place: _Place, free: int, *, is_certain: bool) -> str:
+def _explain_demand(
+    plan: StateDemand, place: _Place, disk: Disk, free: int, *, is_certain: bool
+) -> str:
     if is_certain:
         verb, needed, thrifty = "needs at least", place.needs.least, place.thrifty.least
     else:
         verb, needed, thrifty = "is likely to need", place.needs.likely, place.thrifty.likely
     ends = "only the time limit ends the search"
     trials = ends if plan.trials is None else f"{plan.trials} trials"
-    kind = " of memory, which is the disk there," if is_memory(place.folder) else ""
+    kind = " of memory, which is the disk there," if disk.is_memory(place.folder) else ""
     keep = ", keep fewer states with keep='last'" if thrifty < needed else ""
     return (
         f"the run {verb} {_format_megabytes(needed)} for states in {place.folder}, and only "

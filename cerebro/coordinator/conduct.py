@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -36,6 +35,7 @@ from cerebro.machine import resources
 from cerebro.machine.devices import are_gpus, assign_devices, is_gpu, name_in_worker
 from cerebro.machine.environment import hash_seed
 from cerebro.machine.libraries import present_settings, recorded_settings
+from cerebro.machine.local import LOCAL, Machine
 from cerebro.machine.program import edited_since_import, find_stale_definitions
 from cerebro.machine.resources import available_memory
 from cerebro.machine.signals import TERMINATED, Terminated, defer_interrupts, raise_on_sigterm
@@ -57,6 +57,7 @@ def conduct(
     *,
     first: Suggestion | None = None,
     previous: Previous | None = None,
+    machine: Machine = LOCAL,
 ) -> Result:
     """Train until the searcher is done, the time is up, or the user stops the run.
 
@@ -68,7 +69,7 @@ def conduct(
     warn_of_edits()
     with exit_on_sigterm():
         recorded = previous.saved.environment if previous else None
-        with RunSession(settings, make_run_context(settings, recorded)) as session:
+        with RunSession(settings, make_run_context(settings, recorded), machine) as session:
             executor, context, progress = session.executor, session.context, session.progress
             if settings.executor is None:  # other executors copy the data to where they train
                 for data in (settings.train, settings.validation):
@@ -81,7 +82,7 @@ def conduct(
                 # Only now is it known how many there are.
                 settings = replace(settings, workers=len(workers))
             if previous is None:
-                session.opened, restored = make_run(settings), None
+                session.opened, restored = make_run(settings, machine), None
             else:
                 # A wrong build must not turn finished trials into failed ones.
                 workers = require_build(
@@ -90,7 +91,7 @@ def conduct(
                 order = previous.saved.meta.get("parameter_order")
                 if order and trains_here(settings):
                     warn_if_reordered(executor, workers[0], previous.saved.records[0], order)
-                session.opened, restored = reopen_run(previous, settings, context)
+                session.opened, restored = reopen_run(previous, settings, context, machine)
             store = session.opened.store
             session.result = result = Result(settings.folder, build=settings.build)
             result.saved.before_reading = store.flush
@@ -119,7 +120,7 @@ def conduct(
                 if settings.workers > 0:
                     tried.warn_if_misplaced(context.device)
                 if tried.model.state_bytes:
-                    check_room(settings, searcher, tried.model.state_bytes)
+                    check_room(settings, searcher, tried.model.state_bytes, machine.disk)
                 if tried.gain is not None:
                     store.set_meta("graph_gain", list(tried.gain))
                     if is_gpu(context.device) and (offer := offer_graph(tried.gain)):
@@ -186,10 +187,11 @@ class RunSession:
     On an exception, the workers are killed, and all finished work is kept.
     """
 
-    def __init__(self, settings: Settings, context: RunContext) -> None:
+    def __init__(self, settings: Settings, context: RunContext, machine: Machine) -> None:
         self.context = context
+        self._machine = machine
         self.progress = make_progress(settings.progress)
-        self.executor: Executor = settings.executor or make_executor(settings)
+        self.executor: Executor = settings.executor or make_executor(settings, machine)
         self.opened: OwnedRun | None = None
         self.result: Result | None = None
         self.hooks: Hooks | None = None
@@ -212,7 +214,7 @@ class RunSession:
         assert self.opened is not None and self.coordinator is not None
         self.executor.close()
         self.opened.store.set_meta("status", self.coordinator.status)
-        self.opened.store.set_meta("ended", time.time())
+        self.opened.store.set_meta("ended", self._machine.clock.time())
         close_store(self.opened, Path(self.context.folders.slots))
         self.opened.owner.release()
         assert self.hooks is not None
@@ -232,7 +234,7 @@ class RunSession:
     def _list_last_steps(self, error: BaseException) -> Iterator[Callable[[], object]]:
         yield partial(self.executor.close, kill=True)
         if self.opened is not None:
-            record: dict[str, Any] = {"status": "stopped", "ended": time.time()}
+            record: dict[str, Any] = {"status": "stopped", "ended": self._machine.clock.time()}
             if not isinstance(error, KeyboardInterrupt):
                 cause = self.hooks.cause_of(error) if self.hooks else text_of(error, 2000)
                 record |= {"status": "failed", "error": cause}
@@ -257,7 +259,7 @@ def close_store(opened: OwnedRun, state_dir: Path) -> None:
     """Close the store, then delete state files that it no longer references."""
     opened.store.close()
     with contextlib.suppress(OSError):
-        sweep_states(opened.store.folder, state_dir)
+        sweep_states(opened.store.folder, state_dir, opened.store.disk)
 
 
 def complete_error(error: BaseException, result: Result) -> None:
@@ -327,11 +329,11 @@ def format_same_call(saved: SavedRun) -> str:
     return f"the search as before, with run={path!r}, if_exists='resume'"
 
 
-def make_executor(settings: Settings) -> Executor:
+def make_executor(settings: Settings, machine: Machine) -> Executor:
     if settings.workers == 0:
-        return InlineExecutor()
-    seats = assign_devices(settings.devices, settings.workers)
-    return LocalExecutor(settings.workers, settings.exactness.threads, seats=seats)
+        return InlineExecutor(machine)
+    seats, threads = assign_devices(settings.devices, settings.workers), settings.exactness.threads
+    return LocalExecutor(settings.workers, threads, seats=seats, clock=machine.clock)
 
 
 def trains_here(settings: Settings) -> bool:

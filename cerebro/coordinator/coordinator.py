@@ -8,7 +8,6 @@ that they share.
 from __future__ import annotations
 
 import signal
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -36,6 +35,7 @@ from cerebro.coordinator.trials import LiveTrials
 from cerebro.coordinator.user import Commands, Hooks
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.executors.base import Executor
+from cerebro.machine.local import Clock
 from cerebro.model import Words
 from cerebro.report.progress import Snapshot
 from cerebro.run.records import ENDED, EpochRecord, Raised, Status, find_clash
@@ -56,16 +56,17 @@ MAX_LOST_STATES = 10
 class RunClock:
     """A run's clock, which continues in a resumed run, and the time limit of this process."""
 
-    def __init__(self, before: float, limit: float | None) -> None:
-        self._begun = time.perf_counter()
+    def __init__(self, clock: Clock, before: float, limit: float | None) -> None:
+        self.sleep, self._seconds = clock.sleep, clock.perf_counter
+        self._begun = self._seconds()
         self._started = self._begun - before
-        self.wall_started = time.time() - before
+        self.wall_started = clock.time() - before
         self.limit = limit
         self.is_over = False  # whether the time limit has been noticed; see :meth:`check`
 
     def now(self) -> float:
         """Return the seconds since the run's start, without those between its processes."""
-        return time.perf_counter() - self._started
+        return self._seconds() - self._started
 
     def check(self) -> bool:
         """Return whether the time limit is over, once."""
@@ -78,7 +79,7 @@ class RunClock:
         """Return the seconds until the time limit; None without a limit, or once it has passed."""
         if self.limit is None or self.is_over:
             return None
-        return max(0.0, self.limit - (time.perf_counter() - self._begun))
+        return max(0.0, self.limit - (self._seconds() - self._begun))
 
 
 class Coordinator:
@@ -100,7 +101,8 @@ class Coordinator:
         self.context = context
         self.store = store
         limits = settings.limits
-        self.clock = RunClock(0.0 if restored is None else restored.seconds, limits.time_limit)
+        before = 0.0 if restored is None else restored.seconds
+        self.clock = RunClock(store.machine.clock, before, limits.time_limit)
         self._restored = restored
         self._hooks = hooks
         self.events = EventBook(store, self.clock.now, settings)
@@ -141,7 +143,7 @@ class Coordinator:
             self.events.add,
         )
         note = partial(self.events.add, "command")
-        self._commands = Commands(settings.folder / FOLDER, note, steering=steering)
+        self._commands = Commands(settings.folder / FOLDER, note, store.machine, steering)
         if restored is not None:
             self._searched.restore(restored.trials, restored.decisions)
             restored.trials.clear()  # else trials would stay in memory after they end
@@ -258,7 +260,7 @@ class Coordinator:
             if waits:  # an event for the searcher ends the executor's wait
                 self._handle_events()
             else:
-                time.sleep(self._seconds_to_wait())
+                self.clock.sleep(self._seconds_to_wait())
             self._overview.waited += self.clock.now() - before
         return rests or waits
 
@@ -318,6 +320,8 @@ class Coordinator:
     def _make_task(
         self, trial: LiveTrial, epoch: int, step: int, part: int, position: int, **more: Any
     ) -> messages.Task:
+        first = 0 if self._restored is None else self._restored.first_dispatch
+        dispatch = max(trial.dispatches, first)
         task = messages.Task(
             trial=trial.record.number,
             stream=trial.record.stream,
@@ -326,11 +330,11 @@ class Coordinator:
             step=step,
             part=part,
             position=position,
-            dispatch=trial.dispatches,
+            dispatch=dispatch,
             epochs=trial.record.info_epochs(position, self.context.limits.epochs),
             **more,
         )
-        trial.dispatches += 1
+        trial.dispatches = dispatch + 1
         return task
 
     def _queue_units(self) -> None:
@@ -436,7 +440,7 @@ class Coordinator:
             raise CorruptDataError(event.message)
         if event.kind == "storage":
             folder = self.settings.folder
-            if not folder.exists():
+            if not self.store.disk.exists(folder):
                 raise OSError(f"{folder} is gone: the run's folder was deleted or renamed")
             raise OSError(event.message)
         if event.kind == "cancelled":

@@ -28,7 +28,8 @@ import cerebro._core as _core
 from cerebro.control import VERBS, Command
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.errors import CorruptDataError
-from cerebro.machine.files import read_bytes
+from cerebro.machine.disk import Disk
+from cerebro.machine.local import Machine
 from cerebro.report import format as fmt
 from cerebro.results.saved_run import SavedRun
 from cerebro.run import states
@@ -39,7 +40,7 @@ from cerebro.run.settings import Settings
 from cerebro.run.store import (
     LastDecision,
     Store,
-    count_decisions,
+    count_rows,
     read_actions,
     read_clock,
     read_last_decisions,
@@ -48,6 +49,14 @@ from cerebro.run.store import (
 )
 from cerebro.worker.messages import RunContext
 from cerebro.worker.trial_state import EpochProgress
+
+UNSEEN = 1024
+"""More dispatches than an earlier process can have sent that its trial's slots have not seen."""
+
+DISPATCHES = 1 << 20
+"""More dispatches of a trial than a process sends, of which no slots may be left."""
+COUNTED = 4000
+"""The number of processes, one after the other, whose dispatches fit into the slots' 32 bits."""
 
 
 @dataclass
@@ -64,6 +73,9 @@ class RestoredRun:
     """The state of a run from which a coordinator resumes it."""
 
     seconds: float  # on the run's clock
+    first_dispatch: int
+    """The lowest number of a dispatch, for new trials, too: a worker of an earlier process may have
+    yet to begin a unit that it was sent, and its number must be lower."""
     loop: dict[str, Any] | None  # the search loop's own state
     decisions: dict[int, LastDecision]  # the searcher's last decision for each trial
     decision_count: int = 0  # including suggestions
@@ -81,7 +93,6 @@ class _Slots:
     """A complete state that was found in a trial's slots."""
 
     position: int
-    attempt: int
     packed: _core.StateBuffer
     progress: EpochProgress
 
@@ -98,12 +109,14 @@ class Restorer:
         state_dir: Path,
         units_per_epoch: int,
         units: Mapping[tuple[int, int, int], float],
+        disk: Disk,
     ) -> None:
+        self._disk = disk
         self._per_epoch = units_per_epoch
         self._epoch_dir = epoch_dir
         self._state_dir = state_dir
-        self._files = states.find_kept_files(epoch_dir)
-        self._with_slots = states.trials_with_slots(state_dir)
+        self._files = states.find_kept_files(epoch_dir, disk)
+        self._with_slots = states.trials_with_slots(state_dir, disk)
         self._units = units
 
     def resume_point(self, record: TrialRecord, reported: int | None = None) -> ResumePoint:
@@ -122,12 +135,13 @@ class Restorer:
         start = (record.done + len(lost)) * self._per_epoch
         end = min(start + self._per_epoch, record.target_epochs * self._per_epoch + 1)
         if slots is not None and start <= slots.position < end:
+            position, packed = slots.position, slots.packed
+            number, disk = record.number, self._disk
             states.move_slots(
-                self._state_dir, record.number, slots.packed, slots.attempt, slots.position
+                self._state_dir, number, packed, position, attempt=attempt - 1, disk=disk
             )
-            position = slots.position
         else:
-            states.remove_slots(self._state_dir, record.number)
+            states.remove_slots(self._state_dir, record.number, self._disk)
             while not lost and record.epochs and not self._has_state(record.epochs[-1]):
                 record.epochs.pop()
             epochs = [*record.epochs, *lost]
@@ -146,17 +160,17 @@ class Restorer:
         named |= {states.unpublished_name(_file_of(epoch), epoch.state_hash) for epoch in lost}
         for file in self._files.pop(record.number, ()):
             if file.path.name not in named:
-                states.remove_state(file.path)
+                self._disk.remove(file.path)
         if slots and record.number in self._with_slots:
-            states.remove_slots(self._state_dir, record.number)
+            states.remove_slots(self._state_dir, record.number, self._disk)
 
     def clear_unknown(self, known: int) -> None:
         """Delete the files of trials whose rows were lost: their numbers go to new trials."""
         for trial in [number for number in self._files if number >= known]:
             for file in self._files.pop(trial):
-                states.remove_state(file.path)
+                self._disk.remove(file.path)
         for trial in [number for number in self._with_slots if number >= known]:
-            states.remove_slots(self._state_dir, trial)
+            states.remove_slots(self._state_dir, trial, self._disk)
 
     def _drop_from_gap(self, record: TrialRecord, reported: int) -> bool:
         """Remove the epochs from the first whose state is missing although a clone may need it.
@@ -174,25 +188,28 @@ class Restorer:
 
     def _read_slots(self, trial: int) -> tuple[_Slots | None, int]:
         """Return the state in the slots, if it is complete, and the number of the next dispatch."""
-        states.finish_move(self._state_dir, trial)
+        states.finish_move(self._state_dir, trial, self._disk)
         try:
-            slots = _core.Slots(states.slots_stem(self._state_dir, trial), False)
+            stem = states.slots_stem(self._state_dir, trial)
+            slots = self._disk.open_slots(stem, create=False)
         except (OSError, CorruptDataError):
             return None, 0
         with contextlib.closing(slots):
-            attempt = slots.attempt() + 1
-            slots.fence(attempt)  # a worker that is still alive can no longer commit
+            # A worker that is still alive can no longer commit, nor begin a unit that it was sent.
+            attempt = slots.attempt() + UNSEEN
+            slots.fence(attempt)
             sealed = slots.sealed()
         if sealed is None:
             return None, attempt
-        position, of_attempt, packed = sealed
+        position, _, packed = sealed
         progress = EpochProgress.from_packed(packed)
         if position != progress.epoch * self._per_epoch + progress.step + 1:
             return None, attempt
-        return _Slots(position, of_attempt, packed, progress), attempt
+        return _Slots(position, packed, progress), attempt
 
     def _has_state(self, epoch: EpochRecord) -> bool:
-        return epoch.state_file is not None and (self._epoch_dir / epoch.state_file).exists()
+        file = epoch.state_file
+        return file is not None and self._disk.exists(self._epoch_dir / file)
 
     def _kept_state_of(self, epoch: EpochRecord) -> states.KeptState:
         return states.KeptState(str(self._epoch_dir / _file_of(epoch)), epoch.state_hash)
@@ -218,13 +235,14 @@ class Restorer:
             return None
         state_hash = _core.hash_state(slots.packed)
         lost = self._make_record(record.number, epoch, slots.progress, state_hash)
-        states.write_unpublished(self._epoch_dir, _file_of(lost), state_hash, slots.packed)
+        file = _file_of(lost)
+        states.write_unpublished(self._epoch_dir, file, state_hash, slots.packed, self._disk)
         return lost
 
     def _read_epoch_in_file(self, file: states.StateFile) -> EpochRecord | None:
-        """Return the epoch if its file is complete, and rename the file to its unpublished name."""
+        """Return the epoch if its file is complete, and give the file its unpublished name."""
         try:
-            packed = read_bytes(file.path)
+            packed = self._disk.read(file.path)
             progress = EpochProgress.from_packed(packed)
         except (OSError, CorruptDataError):
             return None
@@ -233,7 +251,10 @@ class Restorer:
         if file.state_hash not in (None, state_hash) or at != (file.epoch, self._per_epoch - 1):
             return None
         epoch = self._make_record(file.trial, progress.epoch, progress, state_hash)
-        file.path.replace(self._epoch_dir / states.unpublished_name(_file_of(epoch), state_hash))
+        unpublished = states.unpublished_name(_file_of(epoch), state_hash)
+        # If a sync of it has failed, a second one would succeed without the data.
+        self._disk.write_over(file.path, packed)
+        self._disk.rename(file.path, self._epoch_dir / unpublished)
         return epoch
 
     def _make_record(
@@ -287,12 +308,12 @@ class Previous:
 
 
 def reopen_run(
-    previous: Previous, settings: Settings, context: RunContext
+    previous: Previous, settings: Settings, context: RunContext, machine: Machine
 ) -> tuple[OwnedRun, RestoredRun]:
-    saved, owner = previous.saved, previous.owner
-    make_folders(settings.folder, settings.state_dir)
-    claim_state_dir(settings.state_dir, settings.folder, saved.meta["id"])
-    store = Store.open(saved.folder)
+    saved, owner, disk = previous.saved, previous.owner, machine.disk
+    make_folders(settings.folder, settings.state_dir, disk)
+    claim_state_dir(settings.state_dir, settings.folder, saved.meta["id"], disk)
+    store = Store.open(saved.folder, machine)
     try:
         restored = restore(saved, store, context, previous.request)
         process = owner.process
@@ -317,15 +338,17 @@ def restore(
     """Restore all trials: resumed ones at their positions, the others unchanged."""
     loop, epoch_dir = saved.meta.get("search_loop"), Path(context.folders.states)
     all_begun = saved.meta["status"] == "finished" or (loop or {}).get("is_exhausted")
-    with reader(saved.folder) as connection:
+    with reader(saved.folder, store.disk) as connection:
         units, slots = read_unit_seconds(connection), Path(context.folders.slots)
-        restorer = Restorer(epoch_dir, slots, context.units_per_epoch, units)
+        restorer = Restorer(epoch_dir, slots, context.units_per_epoch, units, store.disk)
+        resumptions = count_rows(connection, "events", "kind = 'resumed'")
         restored = RestoredRun(
             seconds=read_clock(connection),
+            first_dispatch=DISPATCHES * min(resumptions + 1, COUNTED),
             loop=loop,
             decisions=read_last_decisions(connection),
             partly=request.trials is not None and not all_begun,
-            decision_count=count_decisions(connection),
+            decision_count=count_rows(connection, "decisions"),
             actions=read_actions(connection),
             requests=request.actions,
         )
@@ -334,7 +357,7 @@ def restore(
     before = saved.settings["epochs"]
     is_over = has_decided_all(saved)
     restorer.clear_unknown(len(saved.records))
-    states.remove_held(epoch_dir)
+    states.remove_temporary(epoch_dir, store.disk)
     with store.group():
         for record in saved.records:
             if request.includes(record):

@@ -204,7 +204,7 @@ def catch_up(saved: SavedRun, searcher: Searcher, by: Ranking, stop: EarlyStoppi
     """Bring a searcher from its last saved state to the run's end, or raise InputError."""
     if not searcher.adaptive:
         return
-    with reader(saved.folder) as connection:
+    with reader(saved.folder, saved.disk) as connection:
         after = saved.meta["searcher_said"]
         rows = read_decisions(connection, after)
     records = saved.configurations

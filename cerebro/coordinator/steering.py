@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -402,8 +401,9 @@ class Steering:
         """Return whether the disk has no room for the states of a clone."""
         folder = Path(self._context.folders.states)
         files = (e.state_file for part in parts for e in part.epochs if e.epoch == epoch)
-        size = sum(size_of(str(folder / file)) for file in files if file is not None)
-        free = shutil.disk_usage(self._settings.folder).free
+        disk = self._store.disk
+        size = sum(size_of(folder / file, disk) for file in files if file is not None)
+        free = disk.free_bytes(self._settings.folder)
         if free < 3 * size:
             return f"its states take {3 * size:,} bytes, and the disk has {free:,} left"
         return None

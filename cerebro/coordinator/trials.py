@@ -33,10 +33,10 @@ from cerebro.run.records import (
     TrialRecord,
 )
 from cerebro.run.settings import Settings
-from cerebro.run.states import CloneOf, KeptState, remove_slots, remove_state, unpublished_name
+from cerebro.run.states import CloneOf, KeptState, remove_slots, unpublished_name
 from cerebro.run.store import LastDecision, Store, decode, encode, read_trials, reader
 from cerebro.searchers.base import Suggestion
-from cerebro.worker.log import log_path, remove_if_empty
+from cerebro.worker.log import log_path
 from cerebro.worker.messages import RunContext, RunFolders
 
 TrialKind = TypeVar("TrialKind", bound=LiveTrial)
@@ -295,7 +295,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._free(trial.record.number)
 
     def _free(self, number: int) -> None:
-        remove_slots(Path(self._context.folders.slots), number)
+        remove_slots(Path(self._context.folders.slots), number, self._store.disk)
         self.held.free(number)
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
@@ -379,9 +379,16 @@ class LiveTrials(TrialTable[LiveTrial]):
         self.set_status(trial, status)
         self.states.retire(record, self._epoch_for_clones(trial))
         self._free(record.number)
-        remove_if_empty(log_path(self._context.folders.logs, record.number))
+        self._remove_empty_log(record.number)
         self._notify_of(record, "on_trial_end")
         self._note_end(trial)
+
+    def _remove_empty_log(self, number: int) -> None:
+        """Delete a trial's log if it is empty; in a run of 100,000 trials, most print nothing."""
+        disk, log = self._store.disk, log_path(self._context.folders.logs, number)
+        with contextlib.suppress(OSError):
+            if disk.size(log) == 0:
+                disk.remove(log)
 
     def _note_end(self, trial: LiveTrial) -> None:
         self.ended.add(trial.record, trial.row(self._settings.ranking))
@@ -410,7 +417,7 @@ class LiveTrials(TrialTable[LiveTrial]):
 
     def _read(self, number: int) -> LiveTrial:
         self._store.flush()
-        with reader(self._store.folder) as connection:
+        with reader(self._store.folder, self._store.disk) as connection:
             (record,) = read_trials(connection, [number])
         return LiveTrial(record)
 
@@ -563,7 +570,7 @@ class KeptStates:
 
     def discard(self, file: str | None, state_hash: str) -> None:
         if file is not None:
-            remove_state(self._paths_of(file, state_hash)[0])
+            self._store.disk.remove(self._paths_of(file, state_hash)[0])
 
     def _paths_of(self, file: str, state_hash: str) -> tuple[Path, Path]:
         """Return the paths of a state before and after it is published."""

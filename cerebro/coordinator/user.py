@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import stat
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -15,7 +12,7 @@ from typing import Any
 from cerebro.callbacks.observer import Observer
 from cerebro.control import FOLDER, REQUESTS, Command
 from cerebro.errors import one_line, text_of
-from cerebro.machine.files import check_folder, is_network_file_system
+from cerebro.machine.local import Machine
 from cerebro.run.records import ENDED, TrialRecord
 
 STOP_SECONDS = 10.0
@@ -143,16 +140,16 @@ class Commands:
         self,
         folder: Path,
         note: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
+        machine: Machine,
         steering: Any = None,
     ) -> None:
-        self._inbox = Inbox(folder)
+        self._inbox = Inbox(folder, machine)
         self._note = note
         self.steering = steering
         """What carries out requests about trials, and records all commands: a `Steering`."""
         self._seen: set[str] = set()  # requests, each of which is carried out once
         self._notes = 0
-        self._clock = clock
+        self._clock = machine.clock.monotonic
         self._stop_by = 0.0
         self.paused = False  # whether the run is paused: no unit begins for now
         self.stopping = False  # whether the run is stopped: no unit begins any more
@@ -233,23 +230,22 @@ def _carry_out_for_trial(command: Command, number: int, run: Any) -> str | None:
 class Inbox:
     """The commands that arrive in a run's folder; files from before are discarded."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder.absolute()  # the working directory may change
-        check_folder(self._folder)  # all files in it will be removed
-        self._folder.mkdir(exist_ok=True)
-        # Use the descriptor, so that only this folder is emptied, even if a link replaces it later.
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._fd = os.open(self._folder, flags)
+    def __init__(self, folder: Path, machine: Machine) -> None:
+        machine.disk.check_folder(folder)  # all files in it will be removed
+        machine.disk.make_folder(folder)
+        # Open, so that only this folder is emptied, even if a link takes its name later.
+        self._folder = machine.disk.open_folder(folder)
+        self._clock = machine.clock
         self._next_look = 0.0
         self._stuck: set[str] = set()  # not removable, or not yet; carried out only once
         self._current = ""  # the command that `take` has yielded last
-        self._is_far = is_network_file_system(self._folder)
+        self._is_far = machine.disk.is_remote(folder)
         self.discard()
 
     def take(self) -> Iterator[Command | str]:
         """Yield pending commands by file name, or why one was rejected; remove each afterwards."""
         if self._is_far:  # each read is a round trip
-            now = time.monotonic()
+            now = self._clock.monotonic()
             if now < self._next_look:
                 return
             self._next_look = now + LOOK_SECONDS
@@ -276,18 +272,13 @@ class Inbox:
 
     def close(self) -> None:
         """Accept no more commands; discard those that arrived too late."""
-        if self._fd >= 0:
+        if self._folder.is_open:
             self.discard()
-            os.close(self._fd)
-            self._fd = -1
-
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            os.close(self._fd)
+            self._folder.close()
 
     def _list_names(self) -> list[str]:
         try:
-            return os.listdir(self._fd)  # noqa: PTH208
+            return self._folder.list()
         except OSError:  # if its disk is gone, the run continues without commands
             return []
 
@@ -295,40 +286,11 @@ class Inbox:
         """Read a command file of any file type, without following links or blocking."""
         if not name.endswith(".json"):
             raise ValueError("it is not a command: its name does not end in .json")
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(name, flags, dir_fd=self._fd)
-        try:
-            info = os.fstat(fd)
-            if not stat.S_ISREG(info.st_mode):
-                raise ValueError("it is not a regular file")
-            if info.st_size > MAX_BYTES:
-                raise ValueError(f"it has more than {MAX_BYTES} bytes")
-            return Command.from_json(os.read(fd, MAX_BYTES + 1))
-        finally:
-            os.close(fd)
+        return Command.from_json(self._folder.read(name, MAX_BYTES))
 
     def _remove(self, name: str) -> None:
         self._stuck.discard(name)
         try:
-            try:
-                os.unlink(name, dir_fd=self._fd)
-            except (IsADirectoryError, PermissionError):  # macOS raises the second
-                _remove_tree(name, self._fd)
-        except FileNotFoundError:
-            pass
+            self._folder.remove(name)
         except OSError:
             self._stuck.add(name)
-
-
-def _remove_tree(name: str, parent: int) -> None:
-    """Remove a folder and its contents; remove links without following them."""
-    for _, folders, files, fd in os.fwalk(name, topdown=False, dir_fd=parent):
-        for file in files:
-            os.unlink(file, dir_fd=fd)
-        for folder in folders:
-            info = os.stat(folder, dir_fd=fd, follow_symlinks=False)
-            if stat.S_ISDIR(info.st_mode):
-                os.rmdir(folder, dir_fd=fd)
-            else:
-                os.unlink(folder, dir_fd=fd)
-    os.rmdir(name, dir_fd=parent)

@@ -18,6 +18,7 @@ from cerebro.machine import generators, guard
 from cerebro.machine.devices import use_device
 from cerebro.machine.guard import guard_trial
 from cerebro.machine.libraries import settings_of_run
+from cerebro.machine.local import LOCAL, Machine
 from cerebro.worker import jobs
 from cerebro.worker.messages import Event, Job, RunContext
 from cerebro.worker.runner import UnitRunner
@@ -26,7 +27,8 @@ from cerebro.worker.runner import UnitRunner
 class InlineExecutor:
     """Has a single worker, number 0: the calling thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine = LOCAL) -> None:
+        self._machine = machine
         self._runner: UnitRunner | None = None
         self._next: Job | None = None
         self._settings = contextlib.ExitStack()  # the run's settings in this process
@@ -35,7 +37,7 @@ class InlineExecutor:
         self._settings.enter_context(settings_of_run(context.libraries))
         self._settings.enter_context(_show_debugger())
         guard.use_program(context.program)
-        self._runner = UnitRunner(context, worker=0)
+        self._runner = UnitRunner(context, worker=0, machine=self._machine)
         return [0]
 
     def submit(self, worker: int, task: Job) -> None:
@@ -67,6 +69,7 @@ class InlineExecutor:
 
 @contextlib.contextmanager
 def _keep_directory() -> Iterator[None]:
+    """Go back to the working directory: it is this process's, as its generators are."""
     before = os.getcwd()  # noqa: PTH109
     try:
         yield

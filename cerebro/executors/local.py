@@ -15,20 +15,18 @@ overlap there, so they are lost and replaced together.
 from __future__ import annotations
 
 import math
-import os
-import selectors
 import signal
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import cloudpickle
 
-import cerebro._core as _core
 from cerebro.errors import InputError, text_of
 from cerebro.executors.base import Wake
 from cerebro.executors.process import (
     EXIT_SECONDS,
+    Listener,
+    Ready,
     Starter,
     WorkerProcess,
     describe_exit,
@@ -36,9 +34,8 @@ from cerebro.executors.process import (
 )
 from cerebro.executors.seats import SeatedShards, place_pools
 from cerebro.executors.wire import BrokenMessage
-from cerebro.machine import resources as memory
 from cerebro.machine.devices import CPU, Device
-from cerebro.machine.resources import is_stopped
+from cerebro.machine.local import LOCAL, Clock
 from cerebro.worker.messages import (
     CheckDone,
     CheckTask,
@@ -72,11 +69,12 @@ class TaskWatch:
     """Watches one task of one worker.
 
     After `silence` seconds without a beat, the worker counts as lost. The task may take `limit`
-    seconds; None means no limit. `attempt` is that of a unit.
+    seconds; None means no limit.
     """
 
-    def __init__(self, silence: float, limit: float | None, attempt: int = 0) -> None:
-        self.attempt = attempt
+    def __init__(self, silence: float, limit: float | None, task: Job | None = None) -> None:
+        self.attempt = getattr(task, "attempt", 0)
+        self.identity = getattr(task, "identity", None)
         self._look = silence / LOOKS
         self._silent_beats = math.ceil((silence - self._look) / BEAT_SECONDS)
         self._start_beats = math.ceil(max(silence, START_SILENCE) / BEAT_SECONDS)
@@ -112,23 +110,25 @@ class Watchdog:
     machine is suspended. `silence` is as in `TaskWatch`.
     """
 
-    def __init__(self, silence: float) -> None:
+    def __init__(self, silence: float, clock: Clock, processes: Starter) -> None:
         self.busy: dict[int, TaskWatch] = {}  # by worker: its task that has no answer yet
         self._silence = silence
+        self._clock = clock
+        self._processes = processes
         self._unit_timeout: float | None = None
-        self._clock: _core.BeatPage | None = None  # beats at the same rate as the workers
+        self._own_page: Any = None  # a page with beats at the same rate as the workers
         self._next_look = 0.0
 
     def start(self, unit_timeout: float | None) -> None:
         self._unit_timeout = unit_timeout
-        self._clock = _core.BeatPage()
-        self._clock.start_beating(round(1000 * BEAT_SECONDS))
+        self._own_page = self._processes.make_page()
+        self._own_page.start_beating(round(1000 * BEAT_SECONDS))
 
     def stop(self) -> None:
         self.busy.clear()
-        if self._clock is not None:
-            self._clock.stop()
-            self._clock = None
+        if self._own_page is not None:
+            self._own_page.stop()
+            self._own_page = None
 
     @property
     def next_look(self) -> float | None:
@@ -136,9 +136,10 @@ class Watchdog:
         return self._next_look if self.busy else None
 
     def begin(self, worker: int, task: Job) -> None:
-        watch = TaskWatch(self._silence, self._time_limit_of(task), getattr(task, "attempt", 0))
+        watch = TaskWatch(self._silence, self._time_limit_of(task), task)
         self.busy[worker] = watch
-        self._next_look = min(self._next_look, time.monotonic() + watch.seconds_to_next_look(None))
+        look = self._clock.monotonic() + watch.seconds_to_next_look(None)
+        self._next_look = min(self._next_look, look)
 
     def end(self, worker: int) -> None:
         self.busy.pop(worker, None)
@@ -153,9 +154,9 @@ class Watchdog:
 
     def find_faults(self, workers: Mapping[int, WorkerProcess]) -> list[tuple[int, str, bool]]:
         """Return the busy workers to kill, each with the reason and if it has left a traceback."""
-        if not self.busy or time.monotonic() < self._next_look:
+        if not self.busy or self._clock.monotonic() < self._next_look:
             return []
-        assert self._clock is not None
+        assert self._own_page is not None
         faults, patience = [], self._silence
         for worker, watch in self.busy.items():
             if (process := workers.get(worker)) is None:
@@ -164,72 +165,17 @@ class Watchdog:
             if watch.is_late(task_seconds):
                 reason = f"the unit took longer than unit_timeout={self._unit_timeout:g} seconds"
                 faults.append((worker, reason, True))
-            elif watch.is_silent(process.beat.beats, self._clock.beats):
-                how = "was stopped" if is_stopped(process.process.pid) else "hangs"
+            elif watch.is_silent(process.beat.beats, self._own_page.beats):
+                is_stopped = self._processes.is_stopped(process.process.pid)
+                how = "was stopped" if is_stopped else "hangs"
                 reason = (
                     f"the worker process {how}: it sent no heartbeat for {self._silence:g} seconds"
                 )
                 faults.append((worker, reason, False))
             else:
                 patience = min(patience, watch.seconds_to_next_look(task_seconds))
-        self._next_look = time.monotonic() + patience
+        self._next_look = self._clock.monotonic() + patience
         return faults
-
-
-class Ready(NamedTuple):
-    """A descriptor that is ready: a worker's socket, its end, or the caller's `wake`."""
-
-    worker: int
-    has_ended: bool = False
-    is_wake: bool = False
-
-
-class Listener:
-    """Waits for the sockets of workers, for their ends, and for a descriptor of the caller."""
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._wake: Wake | None = None
-
-    def add(self, number: int, process: WorkerProcess) -> None:
-        self._selector.register(process.channel, selectors.EVENT_READ, Ready(number))
-        if process.exit_fd is not None:
-            ended = Ready(number, has_ended=True)
-            self._selector.register(process.exit_fd, selectors.EVENT_READ, ended)
-        self.update(process)
-
-    def remove(self, process: WorkerProcess) -> None:
-        self._selector.unregister(process.channel)
-        if process.exit_fd is not None:
-            self._selector.unregister(process.exit_fd)
-
-    def update(self, process: WorkerProcess) -> None:
-        """Wait for a worker's socket to accept bytes as long as it has unsent bytes."""
-        events = selectors.EVENT_READ
-        if process.channel.has_unsent:
-            events |= selectors.EVENT_WRITE
-        key = self._selector.get_key(process.channel)
-        if key.events != events:
-            self._selector.modify(process.channel, events, key.data)
-
-    def set_wake(self, wake: Wake | None) -> None:
-        """Also wait for this descriptor of the caller, instead of an earlier one."""
-        if wake is self._wake:
-            return
-        if self._wake is not None:
-            self._selector.unregister(self._wake)
-        if wake is not None:
-            self._selector.register(wake, selectors.EVENT_READ, Ready(-1, is_wake=True))
-        self._wake = wake
-
-    def wait(self, seconds: float | None) -> list[tuple[Ready, bool]]:
-        """Return the ready descriptors, and whether each accepts bytes."""
-        ready = self._selector.select(seconds)
-        return [(key.data, bool(mask & selectors.EVENT_WRITE)) for key, mask in ready]
-
-    def close(self) -> None:
-        self._selector.close()
-        self._wake = None
 
 
 class LocalExecutor:
@@ -239,7 +185,8 @@ class LocalExecutor:
     an earlier run. A busy worker counts as lost after `silence` seconds without a heartbeat, which
     shows only that the process can run; `unit_timeout` limits the time of a unit. `seats` has the
     GPU of each worker, or None for the CPU; a replacement takes the seat of the lost worker. `fork`
-    allows forking workers without a GPU; see `cerebro.executors.fork_server`.
+    allows forking workers without a GPU; see `cerebro.executors.fork_server`. `processes` makes a
+    `Starter` of these arguments; only it, `clock` and `messages` lead out of this process.
     """
 
     def __init__(
@@ -251,29 +198,34 @@ class LocalExecutor:
         silence: float = SILENCE_SECONDS,
         seats: Sequence[Device | None] = (),
         fork: bool = True,
+        clock: Clock = LOCAL.clock,
+        processes: Callable[..., Starter] = Starter,
+        messages: Callable[[], Listener] = Listener,
     ) -> None:
         if not silence >= 5 * BEAT_SECONDS:
             raise InputError(f"silence must be at least {5 * BEAT_SECONDS} s, not {silence!r}")
         self._seats = list(seats) or [None] * workers
         self._seat: dict[int, int] = {}  # of each worker, including lost workers
-        self._starter = Starter(threads, self._seats, fresh=fresh, fork=fork)
-        self._listener = Listener()
-        self._watchdog = Watchdog(silence)
+        self._clock = clock
+        self._starter = processes(threads, self._seats, fresh=fresh, fork=fork)
+        self._make_listener = messages
+        self._listener = messages()
+        self._watchdog = Watchdog(silence, clock, self._starter)
         self._places = SeatedShards()
         self._workers: dict[int, WorkerProcess] = {}
         self._queued: dict[int, Task] = {}  # by busy worker: the task after its task
         self._events: list[Event] = []  # events that are not returned yet
         self._kills = 0  # by the kernel's out-of-memory killer
         self._held: dict[int, int] = {}  # by worker: the memory after its last unit
-        self._owner = os.getpid()
+        self._owner = self._starter.own_pid()
 
     # --- the protocol ----------------------------------------------------
 
     def start(self, context: RunContext) -> list[int]:
         self._starter.begin(context)
-        self._listener = Listener()
+        self._listener = self._make_listener()
         self._watchdog.start(context.limits.unit_timeout)
-        self._kills = memory.count_kills()
+        self._kills = self._starter.count_kills()
         self._places = place_pools(
             context.train,
             context.validation,
@@ -308,12 +260,12 @@ class LocalExecutor:
             self._listener.update(self._workers[worker])
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> list[Event]:
-        end = None if timeout is None else time.monotonic() + timeout
+        end = None if timeout is None else self._clock.monotonic() + timeout
         woken = False
         self._listener.set_wake(wake)
         while not self._events and not woken and (self._watchdog.busy or wake is not None):
             woken = self._wait_once(end)
-            if end is not None and time.monotonic() >= end:
+            if end is not None and self._clock.monotonic() >= end:
                 break
         events, self._events = self._events, []
         return events
@@ -335,7 +287,7 @@ class LocalExecutor:
         self._places.give(self._seat[worker], pool)
 
     def close(self, *, kill: bool = False) -> None:
-        if self._owner != os.getpid():  # a fork: workers and selector belong to the parent
+        if self._owner != self._starter.own_pid():  # a fork: the parent has the workers
             return
         self._listener.set_wake(None)
         busy = self._watchdog.busy
@@ -374,7 +326,7 @@ class LocalExecutor:
         """Wait for a descriptor or a deadline and handle it; return whether it was `wake`."""
         woken = False
         due = [when for when in (end, self._watchdog.next_look) if when is not None]
-        seconds = max(0.0, min(due) - time.monotonic()) if due else None
+        seconds = max(0.0, min(due) - self._clock.monotonic()) if due else None
         for ready, is_writable in self._listener.wait(seconds):
             if ready.is_wake:
                 woken = True
@@ -416,7 +368,8 @@ class LocalExecutor:
             )
             return
         answers = isinstance(event, ANSWERS) and event.worker == worker
-        if not answers or worker not in self._watchdog.busy:
+        watch, task = self._watchdog.busy.get(worker), getattr(event, "task", None)
+        if not answers or watch is None or watch.identity != getattr(task, "identity", None):
             self._lose_worker(
                 worker, f"the worker process sent an unexpected {type(event).__name__}"
             )
@@ -482,7 +435,7 @@ class LocalExecutor:
 
     def _hint_at_memory(self, worker: int) -> str:
         """Return a hint after SIGKILL if the kernel's out-of-memory killer has killed again."""
-        kills = memory.count_kills()
+        kills = self._starter.count_kills()
         if kills <= self._kills:
             return ""
         self._kills += 1
@@ -499,9 +452,9 @@ class LocalExecutor:
         for worker in idle:
             if worker in self._workers:  # it was not lost with another worker of its process
                 self._send(worker, ("end",))
-        end = time.monotonic() + EXIT_SECONDS
+        end = self._clock.monotonic() + EXIT_SECONDS
         waiting = {worker for worker in idle if worker in self._workers}
-        while waiting and (seconds := end - time.monotonic()) > 0:
+        while waiting and (seconds := end - self._clock.monotonic()) > 0:
             for ready, is_writable in self._listener.wait(seconds):
                 worker = ready.worker
                 if worker in waiting and self._has_ended(ready, is_writable):

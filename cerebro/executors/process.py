@@ -1,10 +1,11 @@
-"""Start, kill and reap worker processes, and keep them warm; the coordinator's side."""
+"""Start, await, kill and reap worker processes, and keep them warm; the coordinator's side."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import os
+import selectors
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cerebro._core as _core
 from cerebro.errors import WorkerError
@@ -24,8 +25,10 @@ from cerebro.machine import cuda, devices, environment, guard
 from cerebro.machine.devices import Device
 from cerebro.machine.imports import PACKAGE, Sources, are_current
 from cerebro.machine.program import NONE, Program
+from cerebro.machine.resources import count_kills, is_stopped
 
 if TYPE_CHECKING:
+    from cerebro.executors.base import Wake
     from cerebro.worker.messages import RunContext
 
 LANES_AT_ONCE = 100  # workers that one message adds: Linux sends at most 253 descriptors
@@ -310,6 +313,11 @@ atexit.register(warm_workers.close)
 class Starter:
     """Starts the workers of a run; the arguments are those of `LocalExecutor`."""
 
+    own_pid = staticmethod(os.getpid)
+    count_kills = staticmethod(count_kills)
+    is_stopped = staticmethod(is_stopped)
+    make_page = staticmethod(_core.BeatPage)
+
     def __init__(
         self, threads: int, seats: Sequence[Device | None], *, fresh: bool, fork: bool
     ) -> None:
@@ -372,3 +380,59 @@ class Starter:
                 worker.stop(kill=True)
             elif worker is worker.lanes[0]:
                 warm_workers.give(worker)
+
+
+class Ready(NamedTuple):
+    """A descriptor that is ready: a worker's socket, its end, or the caller's `wake`."""
+
+    worker: int
+    has_ended: bool = False
+    is_wake: bool = False
+
+
+class Listener:
+    """Waits for the sockets of workers, for their ends, and for a descriptor of the caller."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._wake: Wake | None = None
+
+    def add(self, number: int, process: WorkerProcess) -> None:
+        self._selector.register(process.channel, selectors.EVENT_READ, Ready(number))
+        if process.exit_fd is not None:
+            ended = Ready(number, has_ended=True)
+            self._selector.register(process.exit_fd, selectors.EVENT_READ, ended)
+        self.update(process)
+
+    def remove(self, process: WorkerProcess) -> None:
+        self._selector.unregister(process.channel)
+        if process.exit_fd is not None:
+            self._selector.unregister(process.exit_fd)
+
+    def update(self, process: WorkerProcess) -> None:
+        """Wait for a worker's socket to accept bytes as long as it has unsent bytes."""
+        events = selectors.EVENT_READ
+        if process.channel.has_unsent:
+            events |= selectors.EVENT_WRITE
+        key = self._selector.get_key(process.channel)
+        if key.events != events:
+            self._selector.modify(process.channel, events, key.data)
+
+    def set_wake(self, wake: Wake | None) -> None:
+        """Also wait for this descriptor of the caller, instead of an earlier one."""
+        if wake is self._wake:
+            return
+        if self._wake is not None:
+            self._selector.unregister(self._wake)
+        if wake is not None:
+            self._selector.register(wake, selectors.EVENT_READ, Ready(-1, is_wake=True))
+        self._wake = wake
+
+    def wait(self, seconds: float | None) -> list[tuple[Ready, bool]]:
+        """Return the ready descriptors, and whether each accepts bytes."""
+        ready = self._selector.select(seconds)
+        return [(key.data, bool(mask & selectors.EVENT_WRITE)) for key, mask in ready]
+
+    def close(self) -> None:
+        self._selector.close()
+        self._wake = None

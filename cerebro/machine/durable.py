@@ -9,32 +9,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import sys
 from collections.abc import Iterable, Iterator
 
-from cerebro.machine.files import LinkError, open_plain
-
-if sys.platform == "darwin":
-    import fcntl
-
-Path = str | os.PathLike[str]
+from cerebro.machine.disk import AnyPath, Disk
+from cerebro.machine.files import LinkError
+from cerebro.machine.local import LOCAL
 
 
-def sync_folder(folder: Path) -> None:
+def sync_folder(folder: AnyPath, disk: Disk = LOCAL.disk) -> None:
     """Make additions to and removals from a folder durable; an OSError names the folder."""
-    with _explain_errors(f"cannot open folder {os.fspath(folder)}"):
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with _explain_errors(f"cannot sync folder {os.fspath(folder)}"):
-            _sync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # from file systems that cannot sync folders
-            raise
-    finally:
-        os.close(fd)
+    with _explain_errors(f"cannot sync folder {os.fspath(folder)}"):
+        try:
+            disk.sync_folder(folder)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # from file systems that cannot sync folders
+                raise
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: AnyPath, data: bytes, disk: Disk = LOCAL.disk) -> None:
     """Replace a file's content in one durable step.
 
     Readers see either the old bytes or the new ones, even after a power failure. After an OSError
@@ -43,23 +35,22 @@ def replace_file(path: Path, data: bytes) -> None:
     """
     path = os.fspath(path)
     temporary = f"{path}.tmp-{os.urandom(8).hex()}"  # a dead process may have left another
-    with _explain_errors(f"cannot create {temporary}"):
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        with _explain_errors(f"cannot write {path}"), open(fd, "wb") as file:  # noqa: PTH123
-            file.write(data)
-            file.flush()
-            _sync(fd)
+        with _explain_errors(f"cannot write {path}"):
+            disk.write_new(temporary, data, 0o666)
+            disk.sync(temporary)
         with _explain_errors(f"cannot replace {path}"):
-            os.replace(temporary, path)  # noqa: PTH105
+            disk.rename(temporary, path)
+    except FileExistsError:
+        raise  # the file of that name belongs to another process
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)  # noqa: PTH108
+            disk.remove(temporary)
         raise
-    sync_folder(os.path.dirname(path) or ".")  # noqa: PTH120
+    sync_folder(os.path.dirname(path) or ".", disk)  # noqa: PTH120
 
 
-def publish(files: Iterable[tuple[Path, Path]]) -> None:
+def publish(files: Iterable[tuple[AnyPath, AnyPath]], disk: Disk = LOCAL.disk) -> None:
     """Make complete files durable under their final names.
 
     `files` has their temporary and final paths; existing files are replaced. First all files are
@@ -74,46 +65,16 @@ def publish(files: Iterable[tuple[Path, Path]]) -> None:
     pairs = [(os.fspath(temporary), os.fspath(final)) for temporary, final in files]
     if len(pairs) > 1:
         for temporary, _ in pairs:
-            with _open_for_sync(temporary) as fd:
-                _begin_writing(fd)
+            with _explain_errors(f"cannot open {temporary}"):
+                disk.begin_writing(temporary)
     for temporary, _ in pairs:
-        with _open_for_sync(temporary) as fd:
-            _sync(fd)
+        with _explain_errors(f"cannot sync {temporary} to disk"):
+            disk.sync(temporary)
     for temporary, final in pairs:
         with _explain_errors(f"cannot rename {temporary} to {final}"):
-            os.replace(temporary, final)  # noqa: PTH105
+            disk.rename(temporary, final)
     for folder in dict.fromkeys(os.path.dirname(final) for _, final in pairs):  # noqa: PTH120
-        sync_folder(folder or ".")
-
-
-def _begin_writing(fd: int) -> None:
-    """Ask the system to start writing a file, if supported; the later sync completes this.
-
-    On Linux this also drops pages that are already on the disk, which makes later reads a little
-    slower. Otherwise, syncing many small files would cost twice as much.
-    """
-    if sys.platform != "darwin":
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _sync(fd: int) -> None:
-    if sys.platform == "darwin":  # fsync does not flush the drive's cache
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-            return
-    os.fsync(fd)
-
-
-@contextlib.contextmanager
-def _open_for_sync(path: str) -> Iterator[int]:
-    with _explain_errors(f"cannot open {path}"):
-        fd = open_plain(path, os.O_RDONLY)
-    with _explain_errors(f"cannot sync {path} to disk"):
-        try:
-            yield fd
-        finally:
-            os.close(fd)  # NFS writes here, and reports a failure only once
+        sync_folder(folder or ".", disk)
 
 
 @contextlib.contextmanager

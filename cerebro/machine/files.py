@@ -85,10 +85,10 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
         return content
 
 
-def open_plain(path: str | os.PathLike[str], flags: int) -> int:
+def open_plain(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> int:
     """Open a file as `os.open` does, but raise LinkError for a link, and never wait for a pipe."""
     try:
-        return os.open(path, flags | _NEVER_WAIT, 0o644)
+        return os.open(path, flags | _NEVER_WAIT, mode)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise _link_error(path) from None
@@ -173,6 +173,8 @@ def explain_storage_errors() -> Iterator[None]:
     """Convert an OSError into a StorageError whose message says how to fix the problem."""
     try:
         yield
+    except StorageError:
+        raise
     except OSError as error:
         cause = error.strerror or str(error)
         if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -247,7 +249,3 @@ def free_bytes(folder: Path) -> int:
 
 def is_memory(folder: Path) -> bool:
     return file_system(folder) in ("tmpfs", "ramfs", "hugetlbfs")
-
-
-def device_of(folder: Path) -> int:
-    return folder.stat().st_dev

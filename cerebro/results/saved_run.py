@@ -23,9 +23,11 @@ from cerebro.data.given_rows import FOLDERS, is_rows, write_temporary
 from cerebro.data.manifest import Column
 from cerebro.data.validation import Folds
 from cerebro.errors import CorruptDataError, InputError
+from cerebro.machine.disk import Disk
 from cerebro.machine.environment import hash_seed
 from cerebro.machine.files import path_of, read_bytes
 from cerebro.machine.libraries import recorded_settings
+from cerebro.machine.local import LOCAL
 from cerebro.machine.objects import is_url
 from cerebro.report.format import Range, is_number
 from cerebro.run.owner import owner_of
@@ -58,8 +60,13 @@ class SavedRun:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, build: Callable[..., Any] | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        build: Callable[..., Any] | None = None,
+        disk: Disk = LOCAL.disk,
     ) -> None:
+        self.disk = disk
         self.path = path_of("run", path)
         self.folder = self.path.absolute()  # the working directory may change
         # During a run in this process, this waits until finished epochs are on disk.
@@ -152,7 +159,7 @@ class SavedRun:
     def _store(self, *tables: str) -> Iterator[sqlite3.Connection]:
         """Open the store and check these tables; in a callback, wait for the finished epoch."""
         self.before_reading()
-        with reader(self.folder) as connection:
+        with reader(self.folder, self.disk) as connection:
             check_rows(connection, *tables)
             yield connection
 
@@ -173,7 +180,7 @@ class SavedRun:
         return records
 
     def _read(self, held: int | None) -> None:
-        with reader(self.folder) as connection:
+        with reader(self.folder, self.disk) as connection:
             meta = read_meta(connection)
             check_meta(meta)  # now, so that a missing part is reported as damage
             (count,) = connection.execute("SELECT count(*) FROM trials").fetchone()
@@ -387,6 +394,7 @@ class SavedRun:
         except InputError as error:
             if is_url(path) or Path(path).exists():
                 raise
+            self.recipe.check_maker()
             what, option = "validation data", name
             if path == self.meta["data"]["path"]:
                 what = option = "data"

@@ -252,8 +252,9 @@ class Trial:
         ----------
         data
             A `cerebro.Dataset` or its path; or data in memory as for `cerebro.search`, which gets
-            the types, classes and transforms of the training data. Default: the run's validation
-            data or, for a fold, the rows that it held out.
+            the types, classes and transforms of the training data. Raw rows, a frame or
+            dictionaries, become columns as in `predict`. Default: the run's validation data or, for
+            a fold, the rows that it held out.
         build
             The run's ``build``, if it cannot be imported again.
 
@@ -291,14 +292,16 @@ class Trial:
             columns as the training data's did: stacks, codes, fill values, types, transforms. The
             target and other columns may be missing. Or a `cerebro.Dataset` or its path; a table, a
             pair ``(x, y)`` or a PyTorch dataset, as for `evaluate`; or an argument of the model's
-            own ``predict``, such as an array.
+            own ``predict``: an array, or arrays by column unless they may be rows before a
+            transform.
         output
             ``"raw"``: the model's outputs. ``"class"``: the name of the most probable class, or its
             number if the target has no names. ``"probability"``: of each class, in their order.
             These need a PyTorch model whose loss is ``cross_entropy``, ``nll_loss``,
             ``binary_cross_entropy`` or ``binary_cross_entropy_with_logits``, or a function that
-            calls one of them; or a classifier of scikit-learn. For other losses, ``"class"`` is the
-            largest output.
+            calls one of them with unchanged outputs and target; a Keras model with a cross entropy;
+            or a classifier of scikit-learn. ``"class"`` also takes a loss that is least for the
+            class with the largest output.
         build
             The run's ``build``, if it cannot be imported again.
 
@@ -420,11 +423,11 @@ class Trial:
         """Save the model as a folder for use without Cerebro.
 
         The folder has ``load.py``, a short program that loads the model and predicts raw rows, as
-        `predict` does; ``model.json`` with the
-        configuration, metrics, input columns with their statistics, class names and versions;
-        ``build.py``, the source of ``build``; and the model: for PyTorch ``weights.safetensors``
-        and ``model.pt2`` (`torch.export`, any number of rows), for scikit-learn ``model.joblib``,
-        for others ``weights.safetensors``.
+        `predict` does; ``model.json`` with the configuration, metrics, input columns with their
+        statistics, class names and versions; ``build.py``, the source of ``build``; and the model:
+        for PyTorch ``weights.safetensors`` and ``model.pt2`` (`torch.export`, any number of rows),
+        for Keras ``weights.safetensors`` and ``model.keras``, for scikit-learn ``model.joblib``,
+        for others ``weights.safetensors``, which ``load.py`` only reads.
 
         Parameters
         ----------

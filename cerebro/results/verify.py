@@ -112,8 +112,8 @@ def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verif
         what = str(error).removeprefix(f"{store} ").removeprefix(f"{store}: ")
         return Verification(path, problems or [Problem(str(store), what, PUT_BACK)])
     problems += _state_problems(saved, hashes)
-    slots = sorted(states.trials_with_slots(saved.state_dir)) if _owns_slots(saved) else []
-    problems += _slot_problems(saved, slots)
+    slots = states.trials_with_slots(saved.state_dir, saved.disk) if _owns_slots(saved) else ()
+    problems += _slot_problems(saved, sorted(slots))
     problems += _find_strays(saved, files)
     data, of_data = _check_data(saved)
     problems += of_data
@@ -276,7 +276,7 @@ def _explain_bad_state(path: Path, recorded: str) -> str | None:
 def _slot_problems(saved: SavedRun, numbers: Iterable[int]) -> Iterator[Problem]:
     """Compare the slots of open trials with their seals."""
     for number in numbers:
-        damage = states.slot_damage(saved.state_dir, number)
+        damage = states.slot_damage(saved.state_dir, number, saved.disk)
         if damage is not None:
             file, what = damage
             advice = "resume the run: the trial continues from its last finished epoch"
@@ -288,7 +288,7 @@ def _owns_slots(saved: SavedRun) -> bool:
     if saved.state_dir == saved.path / "states":
         return True
     try:  # it may be empty, for example after a reboot
-        return bool(states.read_claimant(saved.state_dir) == saved.meta["id"])
+        return bool(states.read_claimant(saved.state_dir, saved.disk) == saved.meta["id"])
     except (OSError, CorruptDataError):
         return False
 

@@ -8,12 +8,12 @@ commit could not delete.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import shutil
 import sys
-import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,35 +23,39 @@ from cerebro.arguments import check_one_of, warn_user
 from cerebro.data.given_rows import FOLDERS, is_rows, write_given_rows
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable, environment
+from cerebro.machine.disk import Disk
 from cerebro.machine.files import path_of
+from cerebro.machine.local import LOCAL, Clock, Machine
 from cerebro.run.owner import FILE as OWNER_FILE
 from cerebro.run.owner import NoLocksError, Owner, owner_of
 from cerebro.run.recipe import Recipe
 from cerebro.run.records import ENDED
 from cerebro.run.settings import Settings
 from cerebro.run.states import CLAIM, read_claimant, remove_frozen, remove_unneeded
-from cerebro.run.store import FILE, PARTS, Store, default_run_path, read_meta, reader, unused_folder
+from cerebro.run.store import FILE, PARTS, Store, read_meta, reader, unused_folder
 
 
-def make_run(settings: Settings) -> OwnedRun:
-    """Create the run's folder and its store, or leave nothing behind."""
-    folder = settings.folder
+def make_run(
+    settings: Settings, machine: Machine, own: Callable[[Path], Owner] = Owner.take
+) -> OwnedRun:
+    """Create the run's folder and its store, or leave nothing behind; `own` makes it this run's."""
+    folder, disk = settings.folder, machine.disk
     if gives_way(folder):
         make_way(folder)
-    existed = folder.exists()
+    existed = disk.exists(folder)
     owner = None
     try:
-        make_durable_folder(folder)
-        owner = Owner.take(folder)
-        if (folder / FILE).exists():  # a different process has created it meanwhile
+        make_durable_folder(folder, disk)
+        owner = own(folder)
+        if disk.exists(folder / FILE):  # a different process has created it meanwhile
             refuse_folder(folder)
-        make_folders(folder, settings.state_dir)
-        record = run_record(settings)
-        claim_state_dir(settings.state_dir, folder, record["id"])
-        return OwnedRun(owner, Store.create(folder, record))
+        make_folders(folder, settings.state_dir, disk)
+        record = run_record(settings, machine.clock)
+        claim_state_dir(settings.state_dir, folder, record["id"], disk)
+        return OwnedRun(owner, Store.create(folder, record, machine))
     except BaseException as error:
         if not isinstance(error, InputError):  # else the run belongs to a different process
-            remove_run(folder, keep=existed)
+            remove_run(folder, disk, keep=existed)
         if owner is not None:
             owner.release()
         if isinstance(error, OSError) and not isinstance(error, NoLocksError):
@@ -71,44 +75,46 @@ def _explain_failure(run: Path, state_dir: Path, error: OSError) -> str:
     )
 
 
-def remove_run(folder: Path, *, keep: bool) -> None:
+def remove_run(folder: Path, disk: Disk, *, keep: bool) -> None:
     """Remove an incomplete run; remove its folder, too, unless it existed before (`keep`)."""
     for name in PARTS:
-        shutil.rmtree(folder / name, ignore_errors=True)
+        disk.remove_folder(folder / name)
     with contextlib.suppress(OSError):
-        for file in (*folder.glob("run.sqlite*"), folder / OWNER_FILE, folder / BACKGROUND_LOG):
-            file.unlink(missing_ok=True)
-        if not keep:
-            folder.rmdir()
+        for name in disk.list(folder):
+            if name.startswith(FILE) or name in (OWNER_FILE, BACKGROUND_LOG):
+                disk.remove(folder / name)
+        if not keep and not disk.list(folder):
+            disk.remove_folder(folder)
 
 
-def make_durable_folder(folder: Path) -> None:
+def make_durable_folder(folder: Path, disk: Disk = LOCAL.disk) -> None:
     """Create a folder and its parents so that their names survive a power failure."""
     folder = folder.absolute()
-    if not folder.parent.exists():
-        make_durable_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
+    if not disk.exists(folder.parent):
+        make_durable_folder(folder.parent, disk)
+    disk.make_folder(folder)
     with contextlib.suppress(PermissionError):  # the folder may be writable, but not readable
-        durable.sync_folder(folder.parent)
+        durable.sync_folder(folder.parent, disk)
 
 
-def make_folders(run: Path, state_dir: Path) -> None:
+def make_folders(run: Path, state_dir: Path, disk: Disk) -> None:
     for folder in (*(run / name for name in PARTS), state_dir):
-        folder.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(folder)
 
 
-def claim_state_dir(state_dir: Path, folder: Path, run_id: str) -> None:
+def claim_state_dir(state_dir: Path, folder: Path, run_id: str, disk: Disk) -> None:
     """Write the run's id to a separate slots folder; raise InputError if it has another's slots."""
     if state_dir == folder / "states":
         return
-    claimed = read_claimant(state_dir)
-    if claimed not in (None, run_id) and any(state_dir.glob("*.slots")):
+    claimed = read_claimant(state_dir, disk)
+    holds_slots = any(name.endswith(".slots") for name in disk.list(state_dir))
+    if claimed not in (None, run_id) and holds_slots:
         raise InputError(
             f"state_dir {state_dir} holds the states of another run: empty it if that run "
             "is over; resuming it then continues from its last finished epochs"
         )
     if claimed != run_id:
-        durable.replace_file(state_dir / CLAIM, run_id.encode())
+        durable.replace_file(state_dir / CLAIM, run_id.encode(), disk)
 
 
 def slots_folder(
@@ -126,7 +132,7 @@ def slots_folder(
     return folder
 
 
-def run_record(settings: Settings) -> dict[str, Any]:
+def run_record(settings: Settings, clock: Clock) -> dict[str, Any]:
     """Return the description of the whole run, as the store keeps it."""
     validation, folds, strategy = settings.validation, settings.folds, settings.strategy
     exactness = settings.exactness
@@ -134,7 +140,7 @@ def run_record(settings: Settings) -> dict[str, Any]:
         "id": uuid.uuid4().hex,
         "argv": [str(argument) for argument in sys.argv],
         "status": "running",
-        "started": time.time(),
+        "started": clock.time(),
         "owner": {"pid": os.getpid(), "host": os.uname().nodename},
         "settings": settings.record(),
         "points": list(strategy.points),
@@ -157,15 +163,15 @@ def run_record(settings: Settings) -> dict[str, Any]:
     }
 
 
-def sweep_states(run: Path, state_dir: Path) -> list[str]:
+def sweep_states(run: Path, state_dir: Path, disk: Disk = LOCAL.disk) -> list[str]:
     """Delete the state files that a closed run does not need; return their names."""
-    remove_frozen(state_dir)
-    with reader(run) as connection:
+    remove_frozen(state_dir, disk)
+    with reader(run, disk) as connection:
         sql = "SELECT state_file FROM epochs WHERE state_file IS NOT NULL"
         named = {name for (name,) in connection.execute(sql)}
         sql = f"SELECT number, resumable = 1 OR status NOT IN {ENDED} FROM trials"
         is_open = {number: bool(open) for number, open in connection.execute(sql)}
-    return remove_unneeded(run / "states", state_dir, named, is_open)
+    return remove_unneeded(run / "states", state_dir, named, is_open, disk)
 
 
 @dataclass
@@ -189,6 +195,12 @@ rows_in: ContextVar[Path | None] = ContextVar("cerebro_rows_in", default=None)
 """The folder of the run being created, if it already holds rows passed to the search."""
 
 
+def default_run_path() -> Path:
+    """Return ``runs/<time>``, a folder that does not exist yet."""
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return unused_folder(Path("runs", now), LOCAL.disk)
+
+
 def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
     """Return the folder of a new run without creating it."""
     check_one_of("if_exists", if_exists, ("error", "resume", "new"))
@@ -205,7 +217,7 @@ def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
     names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
     if names and folder != rows_in.get():
         if if_exists == "new":
-            return unused_folder(folder)
+            return unused_folder(folder, LOCAL.disk)
         if if_exists == "error" and gives_way(folder):
             return folder
         if if_exists == "error" or (FILE not in names and not names <= UNFINISHED):
@@ -315,7 +327,7 @@ def make_way(folder: Path) -> None:
         with reader(folder) as connection:
             has_units = connection.execute("SELECT 1 FROM units LIMIT 1").fetchone() is not None
         if has_units:
-            aside = unused_folder(folder.with_name(f"{folder.name}-unfinished"))
+            aside = unused_folder(folder.with_name(f"{folder.name}-unfinished"), LOCAL.disk)
             folder.rename(aside)
             warn_user(
                 f"the run in {folder}, which has not finished an epoch, is now in {aside}: "
@@ -324,7 +336,7 @@ def make_way(folder: Path) -> None:
             return
         for name in FOLDERS:
             shutil.rmtree(folder / name, ignore_errors=True)
-    remove_run(folder, keep=False)
+    remove_run(folder, LOCAL.disk, keep=False)
 
 
 def refuse_folder(folder: Path) -> NoReturn:

@@ -35,6 +35,7 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
 from cerebro.machine.files import is_plain_name, load_json, read_bytes
 from cerebro.machine.imports import explain_other_version
+from cerebro.machine.local import LOCAL
 from cerebro.machine.objects import MissingObjectError, Objects
 from cerebro.run.states import HELD
 from cerebro.run.store import FILE, PARTS, OtherVersionError, encode, read_meta, reader
@@ -156,7 +157,7 @@ class Uploader:
             needed = {state_object(*state): state for state in _read_states(connection).items()}
             for name in sorted(needed.keys() - self._there):
                 self._hold_state(*needed[name], room, copies=copies)
-            copy_store(connection, snapshot)
+            copy_store(connection, snapshot, LOCAL.disk)
         for name in sorted(needed.keys() - self._there):
             self._put_state(name, *needed[name], room)
         rows = set(self._put_rows())

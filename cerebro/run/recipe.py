@@ -28,6 +28,7 @@ from cerebro.machine.program import source_as_imported
 from cerebro.model import Info
 from cerebro.run.records import STUDY, strip_study
 
+_SEARCH_CV = "<BuildEstimator>"  # the build of `cerebro.sklearn.SearchCV`
 _PASS_IT = "pass it as build=... (on the command line: --build FILE)"
 
 
@@ -63,8 +64,17 @@ class Recipe:
         """Whether this program finds the function again; not a lambda, for example."""
         return "<" not in self.qualname
 
+    def check_maker(self) -> None:
+        """Raise InputError if `SearchCV` made the run, which keeps no estimator and no rows."""
+        if self.qualname == _SEARCH_CV:
+            raise InputError(
+                "SearchCV made this run, and fit() keeps neither its estimator nor its rows: the "
+                "run can be read, but to train, evaluate or replay a trial, fit again"
+            )
+
     def find(self) -> Callable[..., Any]:
         """Import the function again; raise InputError if that fails or its script has changed."""
+        self.check_maker()
         if not self.has_name:
             what = "a partial, a bound method or another object"
             if "<locals>" in self.qualname or "<lambda>" in self.qualname:

@@ -1,4 +1,4 @@
-"""State files of a run: their names, their contents, and the only functions that delete them.
+"""State files of a run: their names, their contents, and when they may be deleted.
 
 3-epoch-7.safetensors              the kept state of trial 3 after epoch 7: durable
 3-epoch-7.HASH.safetensors.new     the same before it is durable; complete if its hash
@@ -7,6 +7,7 @@
 3.moving.a, 3.moving.slots         slots on their way to a new process
 HASH.frozen                        frozen weights that the workers share while the run is open
 .mirror-XXXXXXXX/                  second names of states that are being uploaded
+.cerebro-ID/                       a cluster's token, while agents are asked for it
 
 A kept state is deleted only after no row of the store names it, slots when their trial has
 ended. ``csrc/core/slots.h`` describes the slots, which change while a run is open.
@@ -17,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,8 @@ from typing import Any
 
 import cerebro._core as _core
 from cerebro.errors import CorruptDataError
-from cerebro.machine.files import open_plain, read_bytes
+from cerebro.machine.disk import Disk
+from cerebro.machine.files import explain_storage_errors
 from cerebro.run.records import TrialRecord, strip_study
 
 CLAIM = "cerebro-run"
@@ -87,10 +88,10 @@ def state_file(path: Path) -> StateFile | None:
     return None
 
 
-def find_kept_files(folder: Path) -> dict[int, list[StateFile]]:
+def find_kept_files(folder: Path, disk: Disk) -> dict[int, list[StateFile]]:
     """Find the kept states in a folder, by trial, with published states last."""
     by_trial: dict[int, list[StateFile]] = defaultdict(list)
-    for file in _state_files(folder):
+    for file in _state_files(folder, disk):
         if file.epoch is not None:
             by_trial[file.trial].append(file)
     for files in by_trial.values():
@@ -98,14 +99,13 @@ def find_kept_files(folder: Path) -> dict[int, list[StateFile]]:
     return by_trial
 
 
-def trials_with_slots(folder: Path) -> set[int]:
+def trials_with_slots(folder: Path, disk: Disk) -> set[int]:
     """Return the numbers of the trials that have slots, or parts of slots, in a folder."""
-    return {file.trial for file in _state_files(folder) if file.epoch is None}
+    return {file.trial for file in _state_files(folder, disk) if file.epoch is None}
 
 
-def _state_files(folder: Path) -> Iterator[StateFile]:
-    with contextlib.suppress(FileNotFoundError):
-        yield from filter(None, map(state_file, folder.iterdir()))
+def _state_files(folder: Path, disk: Disk) -> Iterator[StateFile]:
+    return filter(None, (state_file(folder / name) for name in disk.list(folder)))
 
 
 def epoch_state_file(trial: int, epoch: int) -> str:
@@ -121,36 +121,36 @@ def slots_stem(folder: Path, trial: int) -> Path:
     return folder / str(trial)
 
 
-def read_claimant(folder: Path) -> str | None:
+def read_claimant(folder: Path, disk: Disk) -> str | None:
     """Return the id of the run that owns a separate folder of slots, or None."""
     try:
-        return read_bytes(folder / CLAIM, 100).decode("utf-8", "replace")
+        return disk.read(folder / CLAIM, 100).decode("utf-8", "replace")
     except FileNotFoundError:
         return None
 
 
 HELD = ".mirror-"
 """The prefix of folders that hold states until they are uploaded."""
+TOKEN = ".cerebro-"
+"""The prefix of folders by which agents of a cluster find out whether they write where it does."""
 
 
-def remove_state(file: str | os.PathLike[str]) -> None:
-    """Delete a kept state, if it exists. No row of the store may still name it."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(file)  # noqa: PTH108
+def remove_slots(folder: Path, trial: int, disk: Disk) -> None:
+    _remove_parts(folder, trial, (".a", ".b", ".slots", ".moving.a", ".moving.slots"), disk)
 
 
-def remove_slots(folder: Path, trial: int) -> None:
-    _remove_parts(folder, trial, (".a", ".b", ".slots", ".moving.a", ".moving.slots"))
-
-
-def _remove_parts(folder: Path, trial: int, suffixes: Collection[str]) -> None:
+def _remove_parts(folder: Path, trial: int, suffixes: Collection[str], disk: Disk) -> None:
     stem = f"{folder}{os.sep}{trial}"  # a str is faster: a search may have 100,000 trials
     for suffix in suffixes:
-        remove_state(stem + suffix)
+        disk.remove(stem + suffix)
 
 
 def remove_unneeded(
-    epoch_dir: Path, state_dir: Path, named: Collection[str], is_open: Mapping[int, bool]
+    epoch_dir: Path,
+    state_dir: Path,
+    named: Collection[str],
+    is_open: Mapping[int, bool],
+    disk: Disk,
 ) -> list[str]:
     """Delete the state files that a closed run does not need; return their names.
 
@@ -159,37 +159,42 @@ def remove_unneeded(
     """
     removed = []
     for folder in dict.fromkeys((epoch_dir, state_dir)):
-        for file in list(_state_files(folder)):
+        for file in _state_files(folder, disk):
             is_slot, name = file.epoch is None, file.path.name
             is_elsewhere = folder != (state_dir if is_slot else epoch_dir)
             if not (is_elsewhere or name in named or is_open.get(file.trial, is_slot)):
-                remove_state(file.path)
+                disk.remove(file.path)
                 removed.append(name)
     return sorted(removed)
 
 
-def remove_frozen(state_dir: Path) -> None:
+def remove_frozen(state_dir: Path, disk: Disk) -> None:
     """Delete frozen weights, and what killed workers have left of them. No worker may be at work.
 
     A worker that needs them writes them again.
     """
-    for file in state_dir.glob("*.frozen*"):
-        if _FROZEN.fullmatch(file.name):
-            remove_state(file)
+    for name in disk.list(state_dir):
+        if _FROZEN.fullmatch(name):
+            disk.remove(state_dir / name)
 
 
-def remove_held(epoch_dir: Path) -> None:
-    """Delete what a killed upload has left. No process may be uploading the run."""
-    for folder in epoch_dir.glob(f"{HELD}*"):
-        shutil.rmtree(folder, ignore_errors=True)
+def remove_temporary(epoch_dir: Path, disk: Disk) -> None:
+    """Delete what a killed upload or start of a cluster has left. No process may be at either."""
+    for name in disk.list(epoch_dir):
+        if name.startswith((HELD, TOKEN)):
+            disk.remove_folder(epoch_dir / name)
 
 
-def read_state(kept: KeptState) -> bytes:
-    """Read a kept state, under either name; raise CorruptDataError if it is missing or damaged."""
+@explain_storage_errors()
+def read_state(kept: KeptState, disk: Disk) -> bytes:
+    """Read a kept state, under either name.
+
+    Raise CorruptDataError if it is missing or damaged, and StorageError if it cannot be read.
+    """
     path = Path(kept.file)
     for name in (path, path.with_name(unpublished_name(path.name, kept.state_hash)), path):
         with contextlib.suppress(FileNotFoundError):
-            packed = read_bytes(name)
+            packed = disk.read(name)
             if _core.hash_state(packed) == kept.state_hash:
                 return packed
             raise CorruptDataError(
@@ -199,47 +204,56 @@ def read_state(kept: KeptState) -> bytes:
     raise CorruptDataError(f"{path} is missing: resume the run, and the trial is trained again")
 
 
-def write_unpublished(folder: Path, file: str, state_hash: str, packed: _core.StateBuffer) -> None:
+def write_unpublished(
+    folder: Path, file: str, state_hash: str, packed: _core.StateBuffer, disk: Disk
+) -> None:
     """Write a kept state under the name that it has until it is published."""
     path = folder / unpublished_name(file, state_hash)
-    remove_state(path)  # a worker may have been killed while writing it
-    fd = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    with open(fd, "wb") as opened:  # noqa: PTH123
-        opened.write(packed)
+    disk.remove(path)  # a worker may have been killed while writing it
+    disk.write_new(path, packed)
 
 
-def finish_move(folder: Path, trial: int) -> None:
+def finish_move(folder: Path, trial: int, disk: Disk) -> None:
     """Delete the parts that an interrupted `move_slots` has left."""
-    _remove_parts(folder, trial, (".moving.a", ".moving.slots"))
+    _remove_parts(folder, trial, (".moving.a", ".moving.slots"), disk)
 
 
 def move_slots(
-    folder: Path, trial: int, packed: _core.StateBuffer, attempt: int, position: int
+    folder: Path,
+    trial: int,
+    packed: _core.StateBuffer,
+    position: int,
+    *,
+    attempt: int,
+    disk: Disk,
 ) -> None:
     """Move a trial's state to new slots, which no other process has open.
+
+    They reject units of lower attempts, which a worker may have been sent before they were there.
 
     If this process is killed, either the old files or the new ones are valid. Until the page is
     replaced, the new ``.a`` holds the same state or does not match the seal on the old page.
     """
     stem = slots_stem(folder, trial)
     moving = f"{stem}.moving"
-    with contextlib.closing(_core.Slots(moving, True)) as fresh:
+    with contextlib.closing(disk.open_slots(moving, create=True)) as fresh:
+        fresh.fence(attempt)
         fresh.put(packed, attempt=attempt)
         fresh.commit(position)
     for suffix in (".a", ".slots"):
-        os.replace(moving + suffix, f"{stem}{suffix}")  # noqa: PTH105
-    _remove_parts(folder, trial, (".b",))
+        disk.rename(moving + suffix, f"{stem}{suffix}")
+    _remove_parts(folder, trial, (".b",), disk)
 
 
 _ATTEMPTS = 10
 """How often to read slots whose page keeps changing, before they count as in use."""
 
 
-def slot_damage(folder: Path, trial: int) -> tuple[Path, str] | None:
+def slot_damage(folder: Path, trial: int, disk: Disk) -> tuple[Path, str] | None:
     """Return the damaged file of a trial's slots and what is wrong; None: nothing is known."""
     stem = slots_stem(folder, trial)
     for _ in range(_ATTEMPTS):
-        damage = _core.check_slots(stem)
+        damage = disk.check_slots(stem)
         if damage is None:
             return None
         suffix, what, in_use = damage

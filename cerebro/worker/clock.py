@@ -12,14 +12,13 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import cerebro._core as _core
 from cerebro.errors import UnitCancelled
 from cerebro.machine.files import open_plain
+from cerebro.machine.local import Clock, Machine
 from cerebro.worker.log import APPEND, NOWHERE
 
 IMPORT_SECONDS = 30.0  # for the imports of a process's first `build`, besides `unit_timeout`
@@ -32,6 +31,9 @@ GRACE_SECONDS = 1.0  # the timer that has run out is left alone: its thread may 
 
 class TaskClock:
     """Measures the time of a unit alone, as `BeatClock` does; this one measures nothing."""
+
+    beat: _core.BeatPage | None = None
+    """The worker's heartbeats, if it has any."""
 
     def note_built(self) -> None:
         """Note that a model has been built and its libraries have been imported."""
@@ -51,8 +53,9 @@ class BeatClock(TaskClock):
     for a turn counts as a task's time. `late` is given if the process has several workers.
     """
 
-    def __init__(self, beat: _core.BeatPage, late: LateTasks | None = None) -> None:
-        self._beat = beat
+    def __init__(self, beat: _core.BeatPage, clock: Clock, late: LateTasks | None = None) -> None:
+        self.beat: _core.BeatPage = beat
+        self._clock = clock
         self.late = late
         self._has_built = False
         self._waiting_since = 0.0
@@ -95,7 +98,7 @@ class BeatClock(TaskClock):
         """The time until the task is late; None if its clock does not run, or if it has ended."""
         if self.limit is None or not self._is_running:
             return None
-        seconds = self._beat.task_seconds
+        seconds = self.beat.task_seconds
         if seconds is None or seconds < -WAITING_FOR_TURN / 2:
             return None
         return self.limit - seconds
@@ -103,31 +106,31 @@ class BeatClock(TaskClock):
     def wait_for_turn(self, begins: bool) -> None:
         """Stop the clock while the task waits for its turn; other threads have it meanwhile."""
         if begins:
-            self._waiting_since = time.monotonic()
-            self._beat.postpone_task(WAITING_FOR_TURN)
+            self._waiting_since = self._clock.monotonic()
+            self.beat.postpone_task(WAITING_FOR_TURN)
         else:
-            waited = time.monotonic() - self._waiting_since
-            self._beat.postpone_task(waited - WAITING_FOR_TURN)
+            waited = self._clock.monotonic() - self._waiting_since
+            self.beat.postpone_task(waited - WAITING_FOR_TURN)
 
     def await_hearing(self, answer: int) -> None:
-        if self._beat.heard == answer:  # usually: a unit takes longer than an answer
+        if self.beat.heard == answer:  # usually: a unit takes longer than an answer
             return
         self.wait_for_turn(True)
         self._dump_later(None)
         try:
             is_heard = False
             while not is_heard:
-                is_heard = self._beat.heard == answer
-                if self._beat.cancelled:  # even if the answer was heard right after
+                is_heard = self.beat.heard == answer
+                if self.beat.cancelled:  # even if the answer was heard right after
                     raise UnitCancelled("the unit was cancelled before it was committed")
                 if not is_heard:
-                    time.sleep(HEARING_SECONDS)
+                    self._clock.sleep(HEARING_SECONDS)
         finally:
             self.wait_for_turn(False)
             self._dump_later(self.seconds_left)
 
     def _start(self, grace: float) -> None:
-        self._beat.begin_task(grace)
+        self.beat.begin_task(grace)
         self._dump_later(self.seconds_left)
 
     def _dump_later(self, seconds: float | None) -> None:
@@ -145,9 +148,10 @@ class BeatClock(TaskClock):
 class LateTasks:
     """Dumps all tracebacks of the process to the log of each task that is late, once."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
         self._tasks: list[BeatClock] = []
-        self._thread: threading.Thread | None = None
+        self._is_looking = False
         self._armed: tuple[tuple[int, int], float] | None = None  # for which task, and when
         self._file = -1  # the log for which the timer is set
         self._dumped: set[tuple[int, int]] = set()
@@ -156,14 +160,15 @@ class LateTasks:
         """Look at a worker's tasks from now on."""
         if task not in self._tasks:
             self._tasks.append(task)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._keep_setting_timer, daemon=True)
-            self._thread.start()
+        if not self._is_looking:
+            self._is_looking = True
+            self._machine.tasks.repeat(self._look, lambda: True, "late tasks")
 
     def set_timer(self) -> None:
         """Set the timer for the task that will be late first."""
+        now = self._machine.clock.monotonic()
         self._dumped &= {task.identity for task in self._tasks}
-        if self._armed is not None and (passed := time.monotonic() - self._armed[1]) >= 0:
+        if self._armed is not None and (passed := now - self._armed[1]) >= 0:
             if passed < GRACE_SECONDS:
                 return
             self._dumped.add(self._armed[0])
@@ -178,7 +183,7 @@ class LateTasks:
             return
         seconds, first = min(due, key=lambda each: each[0])
         seconds = max(0.001, seconds)
-        when = time.monotonic() + seconds
+        when = now + seconds
         armed, at = self._armed or (None, 0.0)
         if armed == first.identity and abs(at - when) < LOOK_SECONDS / 10:
             return
@@ -196,7 +201,7 @@ class LateTasks:
             os.close(self._file)
             self._file = -1
 
-    def _keep_setting_timer(self) -> None:
-        while True:
-            self.set_timer()
-            time.sleep(LOOK_SECONDS)
+    def _look(self) -> bool:
+        self.set_timer()
+        self._machine.clock.sleep(LOOK_SECONDS)
+        return True

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import numpy as np
 from cerebro.data import Dataset
 from cerebro.data.dtypes import Array
 from cerebro.machine import flags, generators
+from cerebro.machine.local import Clock
 from cerebro.model import BaseModel, Words, column_names, get_whole_pass, words_of
 from cerebro.report.findings import Finding
 from cerebro.worker import data_diagnosis as data
@@ -274,6 +274,7 @@ def diagnose(
     validation: Dataset | None,
     *,
     thorough: bool,
+    clock: Clock,
 ) -> list[Finding]:
     """Return the likely mistakes in a model and its data, the most certain first.
 
@@ -283,7 +284,7 @@ def diagnose(
     with generators.preserve_generators(live.torch), warnings.catch_warnings(), flags.force_eager():
         warnings.simplefilter("ignore")  # warnings of the training itself were noted before
         try:
-            diagnosis = _Diagnosis(live, load, make_batch(), train, validation, thorough)
+            diagnosis = _Diagnosis(live, load, make_batch(), train, validation, thorough, clock)
             findings = diagnosis.findings()
         except Exception:
             return []
@@ -298,6 +299,7 @@ class _Diagnosis:
     _train_data: Dataset
     _validation: Dataset | None
     _thorough: bool
+    _clock: Clock
 
     def __post_init__(self) -> None:
         self._model = self._live.model
@@ -420,14 +422,14 @@ class _Diagnosis:
         count, seconds = (MANY, MANY_SECONDS) if self._thorough else (FEW, FEW_SECONDS)
         if hasattr(self._model, "begin_unit"):
             self._model.begin_unit((1,) * count)  # each batch makes an update
-        end = time.perf_counter() + seconds
+        end = self._clock.perf_counter() + seconds
         losses = []
         for _ in range(count):
             loss = self._train_step()
             if loss is None:
                 return []
             losses.append(loss)
-            if time.perf_counter() > end or not np.isfinite(loss):
+            if self._clock.perf_counter() > end or not np.isfinite(loss):
                 break
         return losses
 

@@ -103,6 +103,7 @@ def check_hop(
         hopped.make_first_batch,
         *runner.context.views(0),
         thorough=thorough,
+        clock=runner.machine.clock,
     )
     if not problems and not isinstance(hopped.live.model, BaseModel):
         findings = _check_layouts(straight, hopped) + findings

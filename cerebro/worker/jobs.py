@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -140,16 +139,19 @@ def make_shard(runner: UnitRunner, task: ShardTask) -> ShardMade | ShardFailed:
     context = runner.context
     folder = Path(context.folders.slots, shard_folder(task.shard))
     work: Any = context.build
+    disk = runner.machine.disk
     try:
         with runner.redirect_output(None):
-            shutil.rmtree(folder, ignore_errors=True)  # of a worker that died
-            folder.mkdir(parents=True)
+            disk.remove_folder(folder)  # of a worker that died
+            if disk.exists(folder):
+                raise FileExistsError(f"cannot remove folder {folder}")
+            disk.make_folder(folder)
             context.train.shards.verify(task.shard)
             files = work.with_view(context.train).write(task.shard, folder)
     except BaseException as error:
         if not runner.is_of_the_trial(error):
             raise
-        shutil.rmtree(folder, ignore_errors=True)
+        disk.remove_folder(folder)
         kind: Literal["error", "input", "memory", "data", "storage", "worker"] = "error"
         if is_about_data(error, context.train):
             kind = "data"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import cerebro._core as _core
 from cerebro.data import Dataset, depots
 from cerebro.machine.devices import is_gpu
+from cerebro.machine.local import Clock
 from cerebro.model import framework_of, read_columns
 from cerebro.worker.data_diagnosis import find_not_finite, summarize_texts
 from cerebro.worker.messages import RunContext
@@ -28,8 +28,9 @@ SIZES_SECONDS = 0.1  # how long the sizes of a shard's files count once they hav
 class Loaders:
     """The loaders of a worker. A few are kept, because their buffers are warm."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: RunContext, clock: Clock) -> None:
         self._context = context
+        self._clock = clock
         self._kept: OrderedDict[tuple[Any, ...], Loader] = OrderedDict()
         self._orders = _core.Orders()
         self._verified: set[tuple[bool, int]] = set()
@@ -111,7 +112,7 @@ class Loaders:
         key = (training, shard)
         data = self._context.train if training else self._context.validation
         assert data is not None
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if self._context.verify and key not in self._verified:
             data.shards.verify(shard)
             self._verified.add(key)

@@ -45,13 +45,6 @@ def append_text(path: Path, text: str) -> None:
             file.write(text.rstrip("\n") + "\n")
 
 
-def remove_if_empty(path: Path) -> None:
-    """Delete a log if it is empty; in a run of 100,000 trials, most print nothing."""
-    with contextlib.suppress(OSError):
-        if path.stat().st_size == 0:
-            path.unlink()
-
-
 # --- in a worker process ------------------------------------------------------
 
 

@@ -164,7 +164,7 @@ class Task:
     part: int  # the part of the epoch to train on; -1 for validation
     attempt: int
     position: int  # the number of the trial's units that were committed before this one
-    dispatch: int = 0  # how often the trial was dispatched before: slots reject older workers
+    dispatch: int = 0  # grows with each dispatch of the trial: slots reject older workers
     keep_state: bool = True  # whether to keep the state at an epoch's end, in `RunFolders.states`
     clone_of: CloneOf | None = None  # the state from which a clone starts, in its first unit
     origin: KeptState | None = None

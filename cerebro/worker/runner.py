@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-import time
 import traceback
 import warnings
 from collections import defaultdict
@@ -37,6 +36,7 @@ from cerebro.machine.cuda import CHECK_SECONDS
 from cerebro.machine.devices import is_gpu, is_short_of_gpu_memory
 from cerebro.machine.files import ExhaustedError, StorageError, explain_storage_errors, is_full
 from cerebro.machine.libraries import TORCH, apply_settings, begin_run, present_settings
+from cerebro.machine.local import Machine
 from cerebro.run.records import strip_study
 from cerebro.run.states import CloneOf, read_state
 from cerebro.worker import models, user_errors
@@ -108,8 +108,8 @@ class UnitRunner:
     """Runs the units of one run; see the module's docstring.
 
     `own_process` says whether this is a worker process: only there do trials have the random
-    generators and file descriptors 1 and 2 to themselves. `together` are the runners of all workers
-    of this process, if it has several.
+    generators and file descriptors 1 and 2 to themselves. `machine` gives the time and the disk.
+    `together` are the runners of all workers of this process, if it has several.
     """
 
     def __init__(
@@ -117,19 +117,19 @@ class UnitRunner:
         context: RunContext,
         *,
         worker: int,
-        beat: _core.BeatPage | None = None,
+        machine: Machine,
         own_process: bool = False,
         clock: TaskClock | None = None,
         together: Sequence[UnitRunner] = (),
     ) -> None:
         self.context = context
         self.worker = worker
+        self.machine = machine
         new = Sharing(context.exactness.seed, context.folders.slots)
         self.models = LiveModels(context, together[0].sharing if together else new)
-        self.slots = TrialSlots(context.folders.slots)
-        self.loaders = Loaders(context)
+        self.slots = TrialSlots(context.folders.slots, machine.disk)
+        self.loaders = Loaders(context, machine.clock)
         self.notes: defaultdict[int, TrialNotes] = defaultdict(TrialNotes)
-        self._beat = beat
         self._own_process = own_process
         self._clock = clock or TaskClock()
         self._together = together
@@ -242,8 +242,8 @@ class UnitRunner:
         return False
 
     def _run(self, task: Task) -> UnitDone:
-        started = time.time()
-        clock = time.perf_counter()
+        clock = self.machine.clock
+        started, began = clock.time(), clock.perf_counter()
         for trial in task.ended:
             self.models.drop(trial)
             self.slots.close(trial)
@@ -263,7 +263,7 @@ class UnitRunner:
             task=task,
             total=unit.total,
             started=started,
-            seconds=time.perf_counter() - clock,
+            seconds=clock.perf_counter() - began,
             loaded=unit.loaded,
             state=CommittedState(live.state_bytes, state_hash, file),
             metrics=metrics,
@@ -432,7 +432,7 @@ class UnitRunner:
         if hasattr(live.model, "begin_unit"):
             live.model.begin_unit(part.updates)
         with replay_recorded_steps(live.model, training=True):
-            result = run_batches(loader, step, beat=self._beat, device=device)
+            result = run_batches(loader, step, beat=self._clock.beat, device=device)
         sums = end_training(live.model, result, live.progress)
         loss, weight = sums.sums.get("loss", (0.0, 0.0))
         if weight and not math.isfinite(loss):
@@ -456,7 +456,7 @@ class UnitRunner:
         with generators.preserve_generators(live.torch, seed):
             device = self.device_of(live.model)
             with replay_recorded_steps(live.model, training=False):
-                result, metrics = evaluate_model(live.model, loader, self._beat, device)
+                result, metrics = evaluate_model(live.model, loader, self._clock.beat, device)
         live.progress.validation = metrics
         loss, weight = result.sums.get("loss", (0.0, 0.0))
         if weight and not math.isfinite(loss):
@@ -577,7 +577,7 @@ class UnitRunner:
 
     def _load(self, live: LiveModel, task: Task) -> LiveModel:
         """Load a trial's state; return its model, which is a new one if the state did not fit."""
-        packed = self.slots.read(task) if task.origin is None else read_state(task.origin)
+        packed = self.slots.read(task)
         live = self.load_anew(live, task, packed, task.epoch if task.step > 0 else task.epoch - 1)
         live.position = task.position
         return live
@@ -595,7 +595,7 @@ class UnitRunner:
 
     def _load_clone(self, live: LiveModel, task: Task, clone_of: CloneOf) -> LiveModel:
         """Load the model state of another trial into a new trial, but not its generators."""
-        packed = read_state(clone_of)
+        packed = read_state(clone_of, self.machine.disk)
         state = _core.unpack_state(packed, "torch" if live.torch else "numpy")["model"]
 
         def rebuild_parent(with_own_seed: bool) -> Any:

@@ -14,8 +14,9 @@ from typing import Any
 
 import cerebro._core as _core
 from cerebro.errors import CorruptDataError, StateError
+from cerebro.machine.disk import Disk
 from cerebro.machine.files import explain_storage_errors
-from cerebro.run.states import epoch_state_file, unpublished_name
+from cerebro.run.states import epoch_state_file, read_state, unpublished_name
 from cerebro.worker.messages import Sums, Task
 
 MAX_OPEN = 64
@@ -24,15 +25,16 @@ MAX_OPEN = 64
 class TrialSlots:
     """The slots of a worker's trials, in `folder`. The most recently used ones stay open."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, disk: Disk) -> None:
         self._folder = folder
+        self._disk = disk
         self._open: OrderedDict[int, _core.Slots] = OrderedDict()
 
     def open(self, trial: int) -> _core.Slots:
         slots = self._open.pop(trial, None)
         if slots is None:
             with explain_storage_errors():
-                slots = _core.Slots(self._path_of(trial), True)
+                slots = self._disk.open_slots(self._path_of(trial), create=True)
         self._open[trial] = slots
         if len(self._open) > MAX_OPEN:
             self._open.popitem(last=False)[1].close()
@@ -41,6 +43,7 @@ class TrialSlots:
     def _path_of(self, trial: int) -> str:
         return f"{self._folder}/{trial}"
 
+    @explain_storage_errors()
     def settle(self, task: Task) -> None:
         """Fence off earlier workers of this unit, and undo a commit that was not reported.
 
@@ -55,8 +58,11 @@ class TrialSlots:
         if committed is not None and committed[0] == task.position + 1:
             slots.revert(attempt=task.dispatch, position=task.position)
 
+    @explain_storage_errors()
     def read(self, task: Task) -> Any:
         """Return the packed state before a unit; raise StateError if another one is committed."""
+        if task.origin is not None:
+            return read_state(task.origin, self._disk)
         slots = self.open(task.trial)
         committed = slots.committed()
         if committed is None or committed[0] != task.position:
@@ -67,13 +73,13 @@ class TrialSlots:
             )
         return slots.view()
 
+    @explain_storage_errors()
     def save(self, task: Task, folder: str, state_hash: str) -> str | None:
         """Save the state of an epoch's end, if asked for; return its name once published."""
         if not task.keep_state:
             return None
         file = epoch_state_file(task.trial, task.epoch)
-        with explain_storage_errors():
-            self.open(task.trial).save(str(Path(folder, unpublished_name(file, state_hash))))
+        self.open(task.trial).save(str(Path(folder, unpublished_name(file, state_hash))))
         return file
 
     def close(self, trial: int) -> None:

@@ -79,7 +79,7 @@ def apart(monkeypatch):
     from cerebro.cluster import admission as module
 
     @contextlib.contextmanager
-    def no_token(folder):
+    def no_token(folder, disk):
         yield "/nowhere"
 
     monkeypatch.setattr(module, "make_run_token", no_token)

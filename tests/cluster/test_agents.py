@@ -309,6 +309,7 @@ def test_an_agent_given_up_by_its_search_exits_with_an_error(data, tmp_path, exp
     with pytest.warns(UserWarning, match="until another is started"):
         result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(10, give_up)])
     same(result, expected)
+    assert len(events(result, "worker lost")) == 1  # it does not replace itself while it ends
     line = "cerebro agent: its search has given it up: no heartbeat for 35 seconds\n"
     for agent in agents:
         said = agent.communicate(timeout=30)[1]
@@ -331,6 +332,7 @@ def test_an_agent_of_an_engine_given_up_by_its_search_exits_normally(data, tmp_p
     with pytest.warns(UserWarning, match="missing from now on"):
         result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(10, give_up)])
     same(result, expected)
+    assert len(events(result, "worker lost")) == 1
     assert ended == [0]
 
 

@@ -175,6 +175,7 @@ def test_a_malformed_hello_is_refused_and_forgotten(pair, tmp_path):
 def test_states_come_whole_or_not_at_all():
     keys, context = Keys.generate(), zmq.Context()
     guard = start_authenticator(context, keys)
+    before = set(threading.enumerate())  # another test may have left such a thread
     server = BlobServer(context, keys, "127.0.0.1")
     large = bytes(range(256)) * 50_000
     server.blobs.update({1: large, 2: b"small"})
@@ -182,6 +183,9 @@ def test_states_come_whole_or_not_at_all():
     socket = dial(context, keys, address)
     assert bytes(fetch(socket, 1, bool)) == large
     assert bytes(fetch(socket, 2, bool)) == b"small"
+    for asked in (b"9" * 5_000, b"", b"x"):  # no number ends the thread
+        socket.send(asked)
+        assert socket.recv_multipart() == [b"", b""]
     del server.blobs[1]
     with pytest.raises(StateGone, match="no longer has it"):
         fetch(socket, 1, bool)
@@ -192,5 +196,11 @@ def test_states_come_whole_or_not_at_all():
     with pytest.raises(StateGone, match="is gone"):
         fetch(silent, 1, gone.is_set)
     silent.close()
+    server.close()
+    late = dial(context, keys, address)
+    with pytest.raises(StateGone):  # a thread that serves states at the end of Python fails
+        new = set(threading.enumerate()) - before
+        fetch(late, 2, lambda: "cerebro-states" not in {t.name for t in new if t.is_alive()})
+    late.close()
     guard.stop()
-    context.term()  # ends the server
+    context.term()

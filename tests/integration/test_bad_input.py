@@ -957,7 +957,7 @@ signal.pause()
 def test_no_disk_is_left_for_states(data, tmp_path, capfd, monkeypatch, workers):
     file = program(tmp_path, data, "space['size'] = 100_000")
     monkeypatch.setattr(  # until it fills up
-        "cerebro.coordinator.before_training.free_bytes", lambda folder: 1 << 40
+        "cerebro.machine.disk.Disk.free_bytes", lambda disk, folder: 1 << 40
     )
     with mounted(tmp_path / "small", "size=1m") as place:
         assert command("run", file, "--run", place / "run", "--workers", workers) == 1

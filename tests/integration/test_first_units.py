@@ -39,7 +39,9 @@ def executor(monkeypatch: pytest.MonkeyPatch) -> Held:
     """The executor of the test's search."""
     held = Held()
     make = conduct.make_executor
-    monkeypatch.setattr(conduct, "make_executor", lambda s: held if s.workers == 2 else make(s))
+    monkeypatch.setattr(
+        conduct, "make_executor", lambda s, m: held if s.workers == 2 else make(s, m)
+    )
     return held
 
 

@@ -15,6 +15,7 @@ import pytest
 import cerebro
 from cerebro.data import batches, depots
 from cerebro.data.depots import MovedBatches
+from cerebro.machine.local import LOCAL
 from cerebro.run.settings import Batches, Exactness, Limits
 from cerebro.worker import evaluate as device_values
 from cerebro.worker import gpu as device_states
@@ -89,7 +90,7 @@ def train(context, folder):
     """Two trials, unit by unit in turn by a worker that keeps one model; the hashes and sums."""
     folder.mkdir()
     folders = RunFolders(*[str(folder)] * 3)
-    runner = UnitRunner(replace(context, folders=folders), worker=0)
+    runner = UnitRunner(replace(context, folders=folders), worker=0, machine=LOCAL)
     found, dispatch = [], 0
     for position in range(EPOCHS * (SHARDS + 1)):
         epoch, step = divmod(position, SHARDS + 1)
@@ -156,7 +157,7 @@ def test_an_optimizer_may_keep_the_tensors_it_loads(context, tmp_path, host_as_g
 
 
 def test_the_check_of_a_first_configuration_finds_nothing(context, host_as_gpu):
-    runner = UnitRunner(replace(context, device="cuda:0"), worker=0)
+    runner = UnitRunner(replace(context, device="cuda:0"), worker=0, machine=LOCAL)
     found = jobs.check(runner, CheckTask({"lr": 0.01}))
     assert (found.problems, found.error) == ((), None)
     assert {"accuracy", "val_loss", "train_share"} <= set(found.model.metrics)
@@ -194,7 +195,7 @@ def test_the_check_reports_unexplained_nondeterminism(
 ):
     exactness = Exactness(deterministic=deterministic)
     the_context = replace(context, device=device, build=varying(operation), exactness=exactness)
-    found = jobs.check(UnitRunner(the_context, worker=0), CheckTask({"lr": 0.01}))
+    found = jobs.check(UnitRunner(the_context, worker=0, machine=LOCAL), CheckTask({"lr": 0.01}))
     assert found.error is None
     assert (found.problems == ()) is fine
     assert "val_loss" in found.model.metrics

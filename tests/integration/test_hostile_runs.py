@@ -24,6 +24,7 @@ import cerebro.cli as cli
 from cerebro.coordinator.user import Inbox
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.files import StorageError
+from cerebro.machine.local import LOCAL
 from cerebro.run.owner import Owner, owner_of
 from cerebro.run.store import Store
 from cerebro.worker.log import append_text, redirect_descriptors, redirect_streams
@@ -377,7 +378,7 @@ def test_a_linked_inbox_is_not_emptied(tmp_path: Path) -> None:
     (tmp_path / "mine" / "thesis.txt").write_text("mine")
     (tmp_path / "control").symlink_to(tmp_path / "mine")
     with pytest.raises(CorruptDataError, match="control is a symbolic link"):
-        Inbox(tmp_path / "control")
+        Inbox(tmp_path / "control", LOCAL)
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 

@@ -128,7 +128,7 @@ def test_a_store_that_is_removed_is_written_again(tmp_path, data, undisturbed, n
 
 
 def test_a_removed_store_without_a_wal_is_written_again(tmp_path, data, undisturbed, monkeypatch):
-    monkeypatch.setattr(writing, "journal_mode", lambda folder: "DELETE")
+    monkeypatch.setattr(writing, "journal_mode", lambda folder, disk: "DELETE")
     run = tmp_path / "run"
     with pytest.warns(UserWarning, match=r"run\.sqlite was removed"):
         result = search(run, data, callbacks=[Remove(run, "run.sqlite")])

@@ -68,6 +68,8 @@ def test_a_run_killed_during_its_cleanup_is_cleaned_up_on_resume(data, tmp_path)
     before = sorted(path.name for path in (run / "states").iterdir())
     (run / "states" / "0-epoch-0.safetensors").write_bytes(b"not deleted in time")
     (slots / "1.a").write_bytes(b"nor this")
+    for name in (f".cerebro-{'0' * 32}", ".mirror-12345678"):
+        (run / "states" / name).mkdir()
     code = f"import os, sqlite3; c = sqlite3.connect({str(run / 'run.sqlite')!r})\n"
     code += (
         "c.execute(\"UPDATE meta SET value = '1' WHERE key = 'ended'\"); c.commit(); os._exit(0)"
@@ -83,10 +85,10 @@ def test_a_run_killed_during_its_cleanup_is_cleaned_up_on_resume(data, tmp_path)
 def test_the_parent_folders_of_a_new_run_are_synced(data, tmp_path, monkeypatch):
     synced = []
 
-    def sync(folder):
+    def sync(folder, *disk):
         present = sorted(entry.name for entry in tmp_path.rglob("*") if entry.is_dir())
         synced.append((str(folder), present))
-        fsync(folder)
+        fsync(folder, *disk)
 
     fsync = durable.sync_folder
     monkeypatch.setattr(durable, "sync_folder", sync)

@@ -19,6 +19,7 @@ import pytest
 import cerebro
 from cerebro.errors import InputError, RunError, StateError
 from cerebro.executors.local import LocalExecutor
+from cerebro.machine.local import Clock
 
 
 class LeastSquares:
@@ -334,7 +335,7 @@ def test_early_stopping_ends_a_trial(data, tmp_path):
 
 def test_a_time_limit_ends_the_run(data, tmp_path, monkeypatch):
     real, passed = time.perf_counter, 0.0
-    monkeypatch.setattr(time, "perf_counter", lambda: real() + passed)
+    monkeypatch.setattr(Clock, "perf_counter", lambda self: real() + passed)
 
     class HourLater:
         def on_trial_end(self, trial):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +17,7 @@ import cerebro
 from cerebro import control
 from cerebro.cli import main
 from cerebro.errors import InputError
+from cerebro.machine.disk import Disk
 from cerebro.run.store import read_actions, reader
 from cerebro.searchers import Decision, Searcher
 from tests.integration.steered import BASE, DATA, build
@@ -526,13 +525,9 @@ def test_what_a_searcher_pins_is_its_own_trial(tmp_path):
 
 def test_a_disk_that_is_short_refuses_a_warm_clone_only(tmp_path, monkeypatch):
     run = tmp_path / "run"
-    usage = shutil.disk_usage(tmp_path)
 
     def ask():
-        monkeypatch.setattr(
-            "cerebro.coordinator.steering.shutil",
-            SimpleNamespace(disk_usage=lambda folder: usage._replace(free=1000)),
-        )
+        monkeypatch.setattr(Disk, "free_bytes", lambda disk, folder: 1000)
         put(run, control.Clone(0, {"lr": 0.02}))
         put(run, control.Clone(0, {"lr": 0.02}, cold=True))
 

@@ -107,7 +107,7 @@ def nodes(tmp_path, monkeypatch, **options):
             return Processes([{"CEREBRO_CACHE": str(cache)} for cache in self.caches])
 
     class NoToken:
-        def __init__(self, folder): ...
+        def __init__(self, folder, disk): ...
 
         def __enter__(self):
             return "/nowhere"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import math
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 
 import cerebro
+from cerebro.machine import local
 from cerebro.report.progress import Lines, Progress
 from cerebro.searchers import ASHA, PBT, Hyperband, MedianStopping, SuccessiveHalving
 
@@ -105,7 +105,7 @@ def data(tmp_path_factory: Any) -> cerebro.Dataset:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(time, "perf_counter", clock)
+    monkeypatch.setattr(local.Clock, "perf_counter", lambda self: clock())
     return clock
 
 

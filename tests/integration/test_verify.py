@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,8 +16,8 @@ from adaptive_searchers import Halving, Population
 import cerebro
 import cerebro._core as _core
 import cerebro.cli as cli
+from cerebro.machine.disk import Disk
 from cerebro.results.verify import verify_run
-from cerebro.run import states
 
 
 class LeastSquares:
@@ -620,12 +619,12 @@ def test_constantly_changing_slots_are_not_damage(stopped, monkeypatch):
     flip(state, -1)
     reads = []
 
-    def changing(stem):
+    def changing(disk, stem):
         reads.append(stem)
         damage = _core.check_slots(stem)
         return damage and (*damage[:2], True)
 
-    monkeypatch.setattr(states, "_core", SimpleNamespace(check_slots=changing))
+    monkeypatch.setattr(Disk, "check_slots", changing)
     assert verified(run)
     assert len(reads) > 10
 

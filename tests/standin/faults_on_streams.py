@@ -79,7 +79,7 @@ def others() -> list[Any]:
 
 def are_waiting(count: int) -> bool:
     """Return whether `count` other units are in the middle, and all wait for their turn."""
-    clocks = [turn.waits.__self__._beat.task_seconds for turn in others()]
+    clocks = [turn.waits.__self__.beat.task_seconds for turn in others()]
     return len(clocks) == count and all(seconds < WAITING for seconds in clocks)
 
 

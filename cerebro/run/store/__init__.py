@@ -21,7 +21,7 @@ from cerebro.run.store.reading import LastDecision as LastDecision
 from cerebro.run.store.reading import check_meta as check_meta
 from cerebro.run.store.reading import check_rows as check_rows
 from cerebro.run.store.reading import check_whole_store as check_whole_store
-from cerebro.run.store.reading import count_decisions as count_decisions
+from cerebro.run.store.reading import count_rows as count_rows
 from cerebro.run.store.reading import read_actions as read_actions
 from cerebro.run.store.reading import read_clock as read_clock
 from cerebro.run.store.reading import read_decisions as read_decisions
@@ -35,7 +35,6 @@ from cerebro.run.store.schema import FILE as FILE
 from cerebro.run.store.schema import PARTS as PARTS
 from cerebro.run.store.schema import OtherVersionError as OtherVersionError
 from cerebro.run.store.schema import decode as decode
-from cerebro.run.store.schema import default_run_path as default_run_path
 from cerebro.run.store.schema import encode as encode
 from cerebro.run.store.schema import unused_folder as unused_folder
 from cerebro.run.store.writing import Store as Store

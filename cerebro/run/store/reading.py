@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +18,19 @@ from pathlib import Path
 from typing import Any, get_args
 
 from cerebro.errors import CerebroError, CorruptDataError, one_line, text_of
+from cerebro.machine.disk import Disk
 from cerebro.machine.files import is_plain_name
+from cerebro.machine.local import LOCAL
 from cerebro.run.owner import NoLocksError, check_locks
 from cerebro.run.records import OUTSIDE, ActionRecord, EpochRecord, Ranking, Status, TrialRecord
-from cerebro.run.store.schema import FILE, check_version, connect, decode, decode_raised, store_of
+from cerebro.run.store.schema import (
+    BUSY_SECONDS,
+    FILE,
+    check_version,
+    decode,
+    decode_raised,
+    store_of,
+)
 
 READ_AT_ONCE = 500
 """The most trials that one query selects by number."""
@@ -35,16 +43,16 @@ _UNREADABLE = (
 
 
 @contextlib.contextmanager
-def reader(folder: Path) -> Iterator[sqlite3.Connection]:
+def reader(folder: Path, disk: Disk = LOCAL.disk) -> Iterator[sqlite3.Connection]:
     """Open a run's store for reading, also while the run is live; all reads see the same snapshot.
 
     Close it soon: while it is open, the writer cannot restart its log. Raise InputError if the
     folder holds no run, and CorruptDataError if the file is not a store of this version.
     """
-    file = store_of(folder)
+    file = store_of(folder, disk)
     try:
         check_locks(folder)  # SQLite would wait for a minute, then say "locked"
-        with contextlib.closing(_open_store(file)) as connection:
+        with contextlib.closing(_open_store(file, disk)) as connection:
             yield connection
     except CerebroError:
         raise
@@ -56,19 +64,19 @@ def reader(folder: Path) -> Iterator[sqlite3.Connection]:
         ) from error
 
 
-def _open_store(file: Path) -> sqlite3.Connection:
+def _open_store(file: Path, disk: Disk) -> sqlite3.Connection:
     try:
-        return _begin_snapshot(file, _choose_access(file))
+        return _begin_snapshot(file, disk, _choose_access(file, disk))
     except sqlite3.OperationalError as error:
         # After a power failure, a rollback journal may exist beside a log; SQLite rolls it back
         # first.
-        if "readonly" not in str(error) or not os.access(file.parent, os.W_OK):
+        if "readonly" not in str(error) or not disk.may_write(file.parent):
             raise
-        return _begin_snapshot(file, "mode=rw")
+        return _begin_snapshot(file, disk, "mode=rw")
 
 
-def _begin_snapshot(file: Path, access: str) -> sqlite3.Connection:
-    connection = connect(file, access)
+def _begin_snapshot(file: Path, disk: Disk, access: str) -> sqlite3.Connection:
+    connection = disk.connect(file, access, BUSY_SECONDS)
     try:
         connection.row_factory = sqlite3.Row
         # Run no code from the file, check its pages, and write nothing to it.
@@ -76,25 +84,25 @@ def _begin_snapshot(file: Path, access: str) -> sqlite3.Connection:
             connection.execute(f"PRAGMA {setting}")
         check_version(connection, file)
         connection.execute("BEGIN")  # one snapshot of all tables
-        check_tables(connection, file)
+        check_tables(connection, file, disk)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _choose_access(file: Path) -> str:
+def _choose_access(file: Path, disk: Disk) -> str:
     """Return the mode in which to open a store: read-only if possible."""
-    if file.with_name(FILE + "-wal").exists():
+    if disk.exists(file.with_name(FILE + "-wal")):
         return "mode=ro"  # a writable reader that closes last would copy a dead run's log
     # Without a log, SQLite needs write access to use the log of a writer that starts, or to roll
     # back the journal of a writer that died. Where it cannot write, it must not look for either.
-    return "mode=rw" if os.access(file.parent, os.W_OK) else "mode=ro&immutable=1"
+    return "mode=rw" if disk.may_write(file.parent) else "mode=ro&immutable=1"
 
 
-def check_whole_store(folder: Path) -> None:
+def check_whole_store(folder: Path, disk: Disk = LOCAL.disk) -> None:
     """Raise CorruptDataError if SQLite finds damage in a store, before its run is resumed."""
-    with reader(folder) as connection:
+    with reader(folder, disk) as connection:
         (text,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if text != "ok":
         raise CorruptDataError(
@@ -212,8 +220,8 @@ def read_decisions(connection: sqlite3.Connection, after: int = 0) -> list[tuple
     return [tuple(row) for row in connection.execute(sql, (after,))]
 
 
-def count_decisions(connection: sqlite3.Connection) -> int:
-    (count,) = connection.execute("SELECT count(*) FROM decisions").fetchone()
+def count_rows(connection: sqlite3.Connection, table: str, where: str = "1") -> int:
+    (count,) = connection.execute(f"SELECT count(*) FROM {table} WHERE {where}").fetchone()
     return int(count)
 
 
@@ -336,7 +344,7 @@ _META: dict[str, Any] = {
 }
 
 
-def check_tables(connection: sqlite3.Connection, file: Path) -> None:
+def check_tables(connection: sqlite3.Connection, file: Path, disk: Disk) -> None:
     """Raise CorruptDataError unless all tables exist and are plain tables."""
     odd = connection.execute(
         "SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index') "
@@ -344,7 +352,7 @@ def check_tables(connection: sqlite3.Connection, file: Path) -> None:
     ).fetchone()
     if odd is not None:
         raise _damage_error(file, f"it has a {odd[0]} {odd[1]}, which a run store does not have")
-    _check_length(connection, file)
+    _check_length(connection, file, disk)
     for table, columns in _WRONG.items():
         # Generated columns are hidden columns; computing one could take forever.
         rows = connection.execute(f"PRAGMA table_xinfo({table})").fetchall()
@@ -393,7 +401,7 @@ def check_state_file(name: str | None) -> str | None:
     return name
 
 
-def _check_length(connection: sqlite3.Connection, file: Path) -> None:
+def _check_length(connection: sqlite3.Connection, file: Path, disk: Disk) -> None:
     """Reject a store whose last page was cut off, because SQLite fills missing bytes with zeros.
 
     Pages that are still in a log may be missing from the file. While a transaction is open, no
@@ -401,7 +409,7 @@ def _check_length(connection: sqlite3.Connection, file: Path) -> None:
     """
     (page,) = connection.execute("PRAGMA page_size").fetchone()
     logs = (file.with_name(file.name + end) for end in ("-wal", "-journal"))
-    if file.stat().st_size % page and not any(log.exists() and log.stat().st_size for log in logs):
+    if disk.size(file) % page and not any(disk.exists(log) and disk.size(log) for log in logs):
         raise _damage_error(file, "it is truncated within a page")
 
 

@@ -5,7 +5,6 @@ A store whose version, SQLite's ``user_version``, is not `SCHEMA_VERSION` is ref
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import sqlite3
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.errors import CorruptDataError, InputError, one_line
-from cerebro.machine.files import check_folder, check_no_link, is_network_file_system
+from cerebro.machine.disk import Disk
 from cerebro.machine.imports import explain_other_version
 from cerebro.run.records import NOTHING_RAISED, Raised
 
@@ -104,12 +103,6 @@ CREATE TABLE actions (
 """
 
 
-def connect(file: Path, access: str) -> sqlite3.Connection:
-    """Open a store with the `access` of an SQLite URI, such as ``mode=ro``."""
-    uri = f"{file.resolve().as_uri()}?{access}"
-    return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)
-
-
 class OtherVersionError(CorruptDataError):
     """A store is intact, but not of the version that this Cerebro reads."""
 
@@ -139,38 +132,33 @@ FILES = (FILE, *(FILE + end for end in ("-wal", "-shm", "-journal", ".new")), "o
 """The files in a run's folder that are opened, or created if they are missing."""
 
 
-def store_of(folder: Path) -> Path:
+def store_of(folder: Path, disk: Disk) -> Path:
     """Return the file of a run's store.
 
     Raise InputError if the folder holds no run, and CorruptDataError if an entry is a symbolic
     link: writing to a run must not change a file elsewhere. The folder's own path may have links.
     """
     for name in PARTS:
-        check_folder(folder / name)
+        disk.check_folder(folder / name)
     for name in FILES:
-        check_no_link(folder / name)
-    if not (folder / FILE).exists():
-        lacks = f"it has no {FILE}" if folder.exists() else "there is no such folder"
+        disk.check_no_link(folder / name)
+    if not disk.exists(folder / FILE):
+        lacks = f"it has no {FILE}" if disk.exists(folder) else "there is no such folder"
         raise InputError(
             f"{folder} is not a run: {lacks}; give the folder that was a search's run="
         )
     return folder / FILE
 
 
-def journal_mode(folder: Path) -> str:
+def journal_mode(folder: Path, disk: Disk) -> str:
     """Return WAL or, for network disks, which cannot share memory, a rollback journal."""
-    return "DELETE" if is_network_file_system(folder) else "WAL"
+    return "DELETE" if disk.is_remote(folder) else "WAL"
 
 
-def default_run_path() -> Path:
-    """Return ``runs/<time>``, a folder that does not exist yet."""
-    return unused_folder(Path("runs", datetime.datetime.now().strftime("%Y%m%d-%H%M%S")))
-
-
-def unused_folder(base: Path) -> Path:
+def unused_folder(base: Path, disk: Disk) -> Path:
     """Return `base`, or ``<base>-2`` and so on if `base` exists."""
     folder, n = base, 2
-    while folder.exists():
+    while disk.exists(folder):
         folder, n = base.with_name(f"{base.name}-{n}"), n + 1
     return folder
 

@@ -1,11 +1,11 @@
-"""Write a run's store: with one thread, many rows per transaction, and a short log.
+"""Write a run's store: with one task beside training, many rows per transaction, and a short log.
 
-A thread publishes the states that queued rows name, and commits all pending rows; training waits
-only when it is far behind. Rows queued as a group are committed together. After the first failure
-nothing more is written; a commit that failed in its last step may appear later, complete. Only a
-store that is removed while it is open is written again (`OpenFile`): an open file keeps its rows
-until it is closed, but SQLite does not notice that its file or its log was deleted, and would
-commit to files that no path leads to.
+The task, a thread, publishes the states that queued rows name, and commits all pending rows;
+training waits only when it is far behind. Rows queued as a group are committed together. After the
+first failure nothing more is written; a commit that failed in its last step may appear later,
+complete. Only a store that is removed while it is open is written again (`OpenFile`): an open file
+keeps its rows until it is closed, but SQLite does not notice that its file or its log was deleted,
+and would commit to files that no path leads to.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import contextlib
 import os
 import queue
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,15 +22,15 @@ from typing import Any
 from cerebro.arguments import warn_user
 from cerebro.errors import CorruptDataError, text_of
 from cerebro.machine import durable
+from cerebro.machine.disk import Disk
+from cerebro.machine.local import LOCAL, Event, Machine
 from cerebro.run.records import ActionRecord, EpochRecord, TrialRecord
-from cerebro.run.states import remove_state
 from cerebro.run.store.schema import (
     BUSY_SECONDS,
     FILE,
     SCHEMA,
     SCHEMA_VERSION,
     check_version,
-    connect,
     encode,
     encode_raised,
     escape_surrogates,
@@ -64,17 +63,21 @@ class OpenFile:
     for the others. Only a reader that holds a snapshot for long lets the log grow.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, disk: Disk) -> None:
         self._folder = folder
         self._file = folder / FILE
+        self._disk = disk
         self._connect()
 
     def _connect(self) -> None:
-        connection = connect(self._file, "mode=rw")  # never a new, empty file
+        connection = self._disk.connect(self._file, "mode=rw", BUSY_SECONDS)  # never a new file
         try:
-            connection.execute(f"PRAGMA journal_mode = {journal_mode(self._folder)}")
-            connection.execute("PRAGMA synchronous = FULL")
+            mode = journal_mode(self._folder, self._disk)
+            connection.execute(f"PRAGMA journal_mode = {mode}")
+            connection.execute("PRAGMA synchronous = EXTRA")  # also sync a journal's removal
             connection.execute("SELECT 1 FROM meta").fetchone()  # opens the log
+            # SQLite ignores it if its own sync of the log's name fails: commits would be lost.
+            durable.sync_folder(self._folder, self._disk)
             connection.execute(f"PRAGMA journal_size_limit = {KEPT_BYTES}")
         except BaseException:
             connection.close()
@@ -84,7 +87,7 @@ class OpenFile:
         self._parts = {
             path: identity
             for path in (self._folder, self._file, self._log("-wal"), self._log("-shm"))
-            if (identity := _identify_file(path)) is not None
+            if (identity := self._disk.identify(path)) is not None
         }
 
     def close(self) -> None:
@@ -93,7 +96,7 @@ class OpenFile:
     def shorten_log(self) -> None:
         """Restart the log if it is long; call this after every commit, outside of transactions."""
         try:
-            size = self._log("-wal").stat().st_size
+            size = self._disk.size(self._log("-wal"))
         except FileNotFoundError:  # the store has a rollback journal instead
             return
         if size <= self._long_bytes:
@@ -111,13 +114,14 @@ class OpenFile:
         Call this between transactions. Return None if nothing was lost, or if the folder itself is
         gone or renamed. Raise OSError or sqlite3.Error if the store cannot be written.
         """
-        identities = {path: _identify_file(path) for path in self._parts}
+        identities = {path: self._disk.identify(path) for path in self._parts}
         if identities == self._parts or identities[self._folder] != self._parts[self._folder]:
             return None
         lost = " and ".join(p.name for p in self._parts if identities[p] != self._parts[p])
         old, copied = self.connection, None
         if identities[self._file] not in (None, self._parts[self._file]):
-            self._file.rename(unused_folder(self._file.with_name(FILE + ".replaced")))
+            aside = unused_folder(self._file.with_name(FILE + ".replaced"), self._disk)
+            self._disk.rename(self._file, aside)
         for tries_left in reversed(range(TRIES)):
             copied = self._write_again(old)
             try:
@@ -140,32 +144,23 @@ class OpenFile:
     def _write_again(self, connection: sqlite3.Connection) -> tuple[int, int] | None:
         """Give a copy of what a connection has open the store's name; return its identity."""
         complete = self._file.with_name(FILE + ".new")
-        complete.unlink(missing_ok=True)
-        copy_store(connection, complete)
-        copied = _identify_file(complete)
+        remove_draft(self._folder, self._disk)
+        copy_store(connection, complete, self._disk)
+        copied = self._disk.identify(complete)
         for end in LOGS:  # SQLite would take them for the new file's
-            self._log(end).unlink(missing_ok=True)
-        durable.publish([(complete, self._file)])
+            self._disk.remove(self._log(end))
+        durable.publish([(complete, self._file)], self._disk)
         return copied
 
     def _log(self, end: str) -> Path:
         return self._file.with_name(FILE + end)
 
 
-def copy_store(connection: sqlite3.Connection, file: Path) -> None:
+def copy_store(connection: sqlite3.Connection, file: Path, disk: Disk) -> None:
     """Copy a store, as this connection sees it, to a new file."""
-    with contextlib.closing(sqlite3.connect(file)) as target:
+    with contextlib.closing(disk.connect(file, "mode=rwc", BUSY_SECONDS)) as target:
         connection.backup(target)
         target.execute("PRAGMA journal_mode = DELETE")  # no log beside it
-
-
-def _identify_file(path: Path) -> tuple[int, int] | None:
-    """Return a file's device and inode; None if it does not exist."""
-    try:
-        info = path.lstat()
-    except FileNotFoundError:
-        return None
-    return info.st_dev, info.st_ino
 
 
 Files = tuple[str, str]
@@ -258,10 +253,10 @@ class Transaction:
         """Add a statement; these statements run in order after all other rows."""
         self._others.append((sql, values))
 
-    def publish_states(self) -> None:
+    def publish_states(self, disk: Disk) -> None:
         """Make states durable; rows may then name them."""
         if self._publish:
-            durable.publish((new, final) for final, new in self._publish.items())
+            durable.publish(((new, final) for final, new in self._publish.items()), disk)
 
     def write_rows(self, connection: sqlite3.Connection) -> None:
         """Commit the rows, all or none."""
@@ -281,10 +276,10 @@ class Transaction:
                     if rows:
                         connection.executemany(sql, rows)
 
-    def remove_states(self) -> None:
+    def remove_states(self, disk: Disk) -> None:
         """Delete states that no row names any more."""
         for file in (*self._retired.values(), *self._unwanted):
-            remove_state(file)
+            disk.remove(file)
 
 
 MAX_ROWS = 10_000
@@ -312,7 +307,7 @@ class Group:
     state_bytes: int = 0
 
 
-Item = Group | threading.Event | None
+Item = Group | Event | None
 """Rows, an event to set once all rows before it are durable, or None at the end."""
 
 
@@ -339,58 +334,63 @@ class Backlog:
 class Store:
     """The writing side of a run's store, from `create` or `open`, for the coordinator's thread."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, machine: Machine = LOCAL) -> None:
         self.folder = folder.absolute()  # the working directory may change
+        self.machine, self.disk = machine, machine.disk
+        self._file: OpenFile | None = None
         self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self._is_urgent = threading.Event()  # the queue has something that cannot wait
+        self._is_urgent = self.machine.tasks.event()  # the queue has something that cannot wait
         self._group: Group | None = None
         self._handed = Backlog()
         self._written = Backlog()
         self._error: BaseException | None = None
         self._closed = False
-        self._news: list[str] = []  # that the writing thread has for the user
+        self._news: list[str] = []  # that the writing task has for the user
         self.before_commit: Sequence[Callable[[], None]] = ()
-        """Called by the writing thread; an exception ends the writing, as a failing disk does."""
+        """Called by the writing task; an exception ends the writing, as a failing disk does."""
         self.listeners: Sequence[Callable[[], None]] = ()
-        """Called by the writing thread after each commit; they must not raise."""
-        self._thread = threading.Thread(target=self._write, name="cerebro-store", daemon=True)
-        self._thread.start()
+        """Called by the writing task after each commit; they must not raise."""
+        self._task = self.machine.tasks.repeat(
+            self._write, lambda: not self._queue.empty(), "cerebro-store"
+        )
 
     @classmethod
-    def create(cls, folder: Path, meta: dict[str, Any]) -> Store:
+    def create(cls, folder: Path, meta: dict[str, Any], machine: Machine = LOCAL) -> Store:
         """Create the store of a new run, complete and durable before it gets its final name."""
-        temporary = folder / (FILE + ".new")
-        temporary.unlink(missing_ok=True)
+        disk, temporary = machine.disk, folder / (FILE + ".new")
+        remove_draft(folder, disk)
         rows = [(key, encode(value)) for key, value in meta.items()]
         try:
-            with contextlib.closing(sqlite3.connect(temporary)) as connection:
-                connection.executescript(SCHEMA)
+            with contextlib.closing(disk.connect(temporary, "mode=rwc", 0)) as connection:
+                connection.executescript(f"BEGIN;{SCHEMA}")  # one commit, not one for each table
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
                 connection.executemany("INSERT INTO meta VALUES (?, ?)", rows)
                 connection.commit()
         except sqlite3.Error as error:
             raise OSError(f"{temporary}: {error}") from error
-        temporary.rename(folder / FILE)
-        durable.sync_folder(folder)
-        return cls(folder)
+        disk.rename(temporary, folder / FILE)
+        durable.sync_folder(folder, disk)
+        return cls(folder, machine)
 
     @classmethod
-    def open(cls, folder: Path) -> Store:
+    def open(cls, folder: Path, machine: Machine = LOCAL) -> Store:
         """Open the store of an earlier run, which the caller must own, for writing.
 
         Raise InputError if the folder holds no run, CorruptDataError if the file is not a store of
         the version that this Cerebro reads, and OSError if it cannot be written.
         """
-        file = store_of(folder)
+        file = store_of(folder, machine.disk)
         try:
-            with contextlib.closing(connect(file, "mode=rw")) as connection:
+            opened = machine.disk.connect(file, "mode=rw", BUSY_SECONDS)
+            with contextlib.closing(opened) as connection:
                 connection.execute("PRAGMA synchronous = FULL")
                 check_version(connection, file)
         except sqlite3.OperationalError as error:
             raise OSError(f"cannot write {file}: {error}") from error
         except sqlite3.DatabaseError as error:
             raise CorruptDataError(f"{file} cannot be read: {error}") from error
-        return cls(folder)
+        remove_draft(folder, machine.disk)  # whose journal a power failure may have left
+        return cls(folder, machine)
 
     # --- rows ------------------------------------------------------------
 
@@ -443,7 +443,8 @@ class Store:
         files = None if publish is None else (os.fspath(publish[0]), os.fspath(publish[1]))
         columns = epoch.seconds, epoch.state_hash, epoch.state_file
         row = Transaction.add_epoch, (trial, epoch.epoch, epoch.metrics, columns, files)
-        self._hand_over(Group([row]) if files is None else Group([row], 1, size_of(files[0])))
+        group = Group([row]) if files is None else Group([row], 1, size_of(files[0], self.disk))
+        self._hand_over(group)
 
     def retire_state(self, trial: int, epoch: int, file: str | Path) -> None:
         """Forget a kept state, then delete its file."""
@@ -481,16 +482,16 @@ class Store:
         """Wait until all rows added so far are durable."""
         if self._closed:
             return
-        done = threading.Event()
+        done = self.machine.tasks.event()
         self._enqueue(done)
         done.wait()
         self._check()
 
     def close(self) -> None:
-        """Commit the pending rows and end the writing thread."""
+        """Commit the pending rows and end the writing task."""
         self._closed = True
         self._enqueue(None)
-        self._thread.join()
+        self._task.join()
         self._check()
 
     def _put(self, add: Callable[..., None], *values: Any) -> None:
@@ -526,28 +527,31 @@ class Store:
                 "have free space: delete files, or choose another run=)"
             ) from error
 
-    # --- the writing thread ----------------------------------------------
+    # --- the writing task ----------------------------------------------------
 
-    def _write(self) -> None:
+    def _write(self) -> bool:
+        """Wait for items and write them; return False after the last one."""
         items: list[Item] = []
         try:
-            with contextlib.closing(OpenFile(self.folder)) as file:
-                while None not in items:
-                    items = self._gather()
-                    for call in self.before_commit:
-                        call()
-                    self._put_back(file)
-                    self._commit(file, items)
-                    release_waiters(items)
-                    file.shorten_log()
+            if self._file is None and self._error is None:
+                self._file = OpenFile(self.folder, self.disk)
+            items = self._gather()
+            if self._file is not None:
+                self._commit(self._file, items)
+                release_waiters(items)
+                self._file.shorten_log()
+                if None in items:
+                    self._file.close()
         except BaseException as error:
-            self._error = error
             # Waiting threads must see the error. Later rows are not written: a page that the kernel
             # could not write is lost, and a later fsync would not report it.
-            release_waiters(items)
-            while None not in items:
-                items = self._gather()
-                release_waiters(items)
+            self._error = error
+            with contextlib.suppress(Exception):
+                if self._file is not None:
+                    self._file.close()
+            self._file = None
+        release_waiters(items)
+        return None not in items
 
     def _gather(self) -> list[Item]:
         """Wait for an item, then take all pending ones, up to about `MAX_ROWS` rows."""
@@ -570,12 +574,15 @@ class Store:
         return news is not None
 
     def _commit(self, file: OpenFile, items: list[Item]) -> None:
+        for call in self.before_commit:
+            call()
+        self._put_back(file)
         groups = [item for item in items if isinstance(item, Group)]
         transaction = Transaction()
         for group in groups:
             for add, values in group.rows:
                 add(transaction, *values)
-        transaction.publish_states()
+        transaction.publish_states(self.disk)
         try:
             transaction.write_rows(file.connection)
         except sqlite3.OperationalError:
@@ -583,23 +590,29 @@ class Store:
             if not self._put_back(file):
                 raise
             transaction.write_rows(file.connection)
-        transaction.remove_states()
+        transaction.remove_states(self.disk)
         for group in groups:
             self._written.add(group)
         for listener in self.listeners if groups else ():
             listener()
 
 
+def remove_draft(folder: Path, disk: Disk) -> None:
+    """Remove what is left of a store that was being written under its temporary name."""
+    for end in ("", "-journal"):
+        disk.remove(folder / f"{FILE}.new{end}")
+
+
 def release_waiters(items: list[Item]) -> None:
     """Wake the threads that wait until the items before them are written."""
     for item in items:
-        if isinstance(item, threading.Event):
+        if item is not None and not isinstance(item, Group):
             item.set()
 
 
-def size_of(file: str) -> int:
+def size_of(file: str | os.PathLike[str], disk: Disk) -> int:
     """Return a file's size in bytes; 0 if it is missing, which publishing it will report."""
     try:
-        return os.stat(file).st_size  # noqa: PTH116
+        return disk.size(file)
     except OSError:
         return 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import cerebro
 import cerebro.cli as cli
 from cerebro.cli import demo, shard
 from cerebro.cli import doctor as diagnosis
@@ -80,6 +82,16 @@ def test_doctor_knows_every_extra() -> None:
     extras = project.split("[project.optional-dependencies]")[1].split("\n[")[0]
     names = set(re.findall(r"^(\w+) = ", extras, re.MULTILINE))
     assert set(diagnosis.EXTRAS) == names - {"comparison", "demo", "dev", "docs"}  # made of others
+
+
+def test_doctor_does_not_ask_for_pyarrow_where_pandas_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pandas = pytest.importorskip("pandas")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    frame = pandas.DataFrame({"x": [0.5, 1.5], "y": [0, 1]})
+    assert len(cerebro.shard(frame, tmp_path / "data")) == 2
+    assert "pandas" not in diagnosis.EXTRAS["parquet"][0]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from cerebro.cluster.messages import StateIn
 from cerebro.cluster.states import StateGone
 from cerebro.cluster.supervisor import Supervisor, TrialFiles, _writes_like_its_owner
+from cerebro.run.states import KeptState
 from cerebro.worker.messages import CommittedState, Task, UnitDone, UnitFailed, UnitSums
 
 
@@ -56,6 +57,7 @@ class Socket:
 
 class Files(TrialFiles):
     def map_state(self, task):
+        self._made[task.trial] = task.position + 1
         return b"packed"
 
 
@@ -98,6 +100,16 @@ def test_a_full_disk_is_reported_for_an_incoming_state(one, tmp_path):
     result, packed = one.run(Task(0, {}, 0, 1, 1, 0, position=1, dispatch=1), StateIn(None, "hash"))
     assert result.is_full and "No space left" in result.missing
     assert result.event is packed is None and not one.local.tasks
+
+
+def test_a_unit_begins_with_the_kept_state_that_is_sent_even_if_its_slots_have_it(one, tmp_path):
+    """The file that the task names is on the coordinator's machine."""
+    one.local.succeeds = one.others.has_state = True
+    one.run(Task(0, {}, 0, 0, 0, 0, position=0, dispatch=0), None)
+    kept = KeptState("/run/states/0-epoch-0.safetensors", "hash")
+    one.run(Task(0, {}, 0, 1, 1, 0, position=1, dispatch=1, origin=kept), StateIn(None, "hash"))
+    assert one.local.tasks[-1].origin == KeptState(str(tmp_path / "state.in"), "hash")
+    assert (tmp_path / "state.in").read_bytes() == b"state"
 
 
 # --- units that are queued at the agent ----------------------------------------------

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +16,11 @@ import pytest
 
 import cerebro.cli as cli
 import cerebro.control as control
-import cerebro.coordinator.user
 from cerebro.control import Command
 from cerebro.coordinator.user import MAX_BYTES, MAX_NOTES, STOP_SECONDS, Commands, Inbox
 from cerebro.errors import InputError
+from cerebro.machine.disk import Disk
+from cerebro.machine.local import LOCAL, Clock, Machine
 from cerebro.run.owner import Owner
 from cerebro.run.records import TrialRecord
 from cerebro.run.store import Store
@@ -67,7 +68,7 @@ def drain(inbox: Inbox) -> list[Command | str]:
 
 
 def test_commands_come_in_the_order_of_their_names(tmp_path: Path) -> None:
-    inbox = Inbox(tmp_path)
+    inbox = Inbox(tmp_path, LOCAL)
     sent = [Command("pause", n) for n in range(20)]
     for command in sent:
         control.put(tmp_path, command)
@@ -77,7 +78,7 @@ def test_commands_come_in_the_order_of_their_names(tmp_path: Path) -> None:
 
 
 def test_a_command_is_removed_when_it_took_effect(tmp_path: Path) -> None:
-    inbox = Inbox(tmp_path)
+    inbox = Inbox(tmp_path, LOCAL)
     first, second = control.put(tmp_path, Command("pause")), control.put(tmp_path, Command("stop"))
     commands = inbox.take()
     assert next(commands) == Command("pause") and first.exists()
@@ -89,7 +90,7 @@ def test_commands_left_at_start_and_end_are_discarded(tmp_path: Path) -> None:
     control.put(tmp_path, Command("stop"))
     (tmp_path / ".half").touch()
     (tmp_path / "folder").mkdir()
-    inbox = Inbox(tmp_path)
+    inbox = Inbox(tmp_path, LOCAL)
     assert list(tmp_path.iterdir()) == []
     assert drain(inbox) == []
     control.put(tmp_path, Command("stop"))
@@ -99,7 +100,7 @@ def test_commands_left_at_start_and_end_are_discarded(tmp_path: Path) -> None:
 
 def test_the_inbox_folder_is_created_and_may_be_deleted(tmp_path: Path) -> None:
     folder = tmp_path / "control"
-    inbox = Inbox(folder)
+    inbox = Inbox(folder, LOCAL)
     folder.rmdir()
     assert drain(inbox) == []
     inbox.close()
@@ -107,7 +108,7 @@ def test_the_inbox_folder_is_created_and_may_be_deleted(tmp_path: Path) -> None:
 
 def test_a_folder_in_place_of_the_inbox_is_left_alone(tmp_path: Path) -> None:
     folder, other = tmp_path / "control", tmp_path / "other"
-    inbox = Inbox(folder)
+    inbox = Inbox(folder, LOCAL)
     other.mkdir()
     control.put(other, Command("stop"))
     folder.rename(tmp_path / "moved")
@@ -123,12 +124,12 @@ def test_an_inbox_closes_its_descriptors(tmp_path: Path) -> None:
         return len(list(Path("/dev/fd").iterdir()))
 
     before = count()
-    inbox = Inbox(tmp_path)
+    inbox = Inbox(tmp_path, LOCAL)
     assert count() > before
     inbox.close()
     inbox.close()
     assert count() == before
-    inbox = Inbox(tmp_path)
+    inbox = Inbox(tmp_path, LOCAL)
     del inbox
     assert count() == before
 
@@ -164,7 +165,7 @@ def test_invalid_files_are_removed_and_reported_and_hide_no_command(tmp_path: Pa
     outside, folder = tmp_path / "outside", tmp_path / "control"
     outside.mkdir()
     (outside / "target.json").write_text('{"command": "stop"}')
-    inbox = Inbox(folder)
+    inbox = Inbox(folder, LOCAL)
     expected = garbage(folder, outside)
     (folder / "z.json").write_text('{"command": "pause"}')
     *told, last = drain(inbox)
@@ -178,7 +179,7 @@ def test_invalid_files_are_removed_and_reported_and_hide_no_command(tmp_path: Pa
 
 
 def test_a_file_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
-    inbox = Inbox(tmp_path)
+    inbox = Inbox(tmp_path, LOCAL)
     (tmp_path / ".00-half.json").write_text('{"comm')
     control.put(tmp_path, Command("pause"))
     assert drain(inbox) == [Command("pause")]
@@ -188,25 +189,26 @@ def test_a_file_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_removed_is_obeyed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inbox = Inbox(tmp_path)
+    inbox = Inbox(tmp_path, LOCAL)
 
     def refuse(name: str, *, dir_fd: int) -> None:
         raise PermissionError(13, "Permission denied")
 
     control.put(tmp_path, Command("pause", 1))
-    monkeypatch.setattr(cerebro.coordinator.user.os, "unlink", refuse)
+    monkeypatch.setattr(os, "unlink", refuse)
     assert drain(inbox) == [Command("pause", 1)]
     control.put(tmp_path, Command("pause", 2))
     assert drain(inbox) == [Command("pause", 2)]
 
 
-def test_on_a_network_disk_the_inbox_is_polled_once_a_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class NetworkDisk(Disk):
+    def is_remote(self, path: object) -> bool:
+        return True
+
+
+def test_on_a_network_disk_the_inbox_is_polled_once_a_second(tmp_path: Path) -> None:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(cerebro.coordinator.user, "is_network_file_system", lambda path: True)
-    monkeypatch.setattr(cerebro.coordinator.user.time, "monotonic", lambda: clock.now)
-    inbox = Inbox(tmp_path)
+    inbox = Inbox(tmp_path, Machine(HandClock(lambda: clock.now), NetworkDisk()))
     assert drain(inbox) == []
     control.put(tmp_path, Command("pause"))
     clock.now += 0.5
@@ -218,7 +220,7 @@ def test_on_a_network_disk_the_inbox_is_polled_once_a_second(
 
 def test_concurrent_writers_lose_no_commands(tmp_path: Path) -> None:
     """Threads and processes write while somebody reads: each sender's commands, in its order."""
-    inbox = Inbox(tmp_path)
+    inbox = Inbox(tmp_path, LOCAL)
     code = (
         "import sys; from pathlib import Path; from cerebro.control import *\n"
         "for n in range(100): put(Path(sys.argv[1]), Command('pause', int(sys.argv[2]) + n))"
@@ -377,12 +379,17 @@ class FakeRun:
         self.told.append(("unpause", number))
 
 
+class HandClock(Clock):
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.monotonic = now  # type: ignore[assignment]
+
+
 class Obeyed:
     def __init__(self, folder: Path, **trials: str) -> None:
         self.folder = folder
         self.now = 50.0
         self.notes: list[str] = []
-        self.remote = Commands(folder, self.notes.append, lambda: self.now)
+        self.remote = Commands(folder, self.notes.append, Machine(HandClock(lambda: self.now)))
         self.run = FakeRun(**trials)
 
     def send(self, *commands: Command) -> None:

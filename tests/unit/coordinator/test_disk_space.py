@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro.coordinator import before_training
 from cerebro.coordinator.before_training import StateDemand
 from cerebro.errors import InputError
 from cerebro.machine import files as files_module
 from cerebro.machine import resources
+from cerebro.machine.disk import Disk
 
 MB = 10**6
 
@@ -101,7 +101,7 @@ def free(monkeypatch, amounts):
     def found(folder):
         return next(n for part, n in amounts.items() if part in str(folder))
 
-    monkeypatch.setattr(before_training, "free_bytes", found)
+    monkeypatch.setattr(Disk, "free_bytes", lambda disk, folder: found(folder))
     monkeypatch.setattr(files_module, "file_system", lambda folder: "ext4")
 
 
@@ -135,7 +135,7 @@ def test_a_run_that_fits_says_nothing(data, tmp_path, monkeypatch):
 
 
 def test_folders_on_two_disks_are_checked_separately(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(before_training, "device_of", lambda folder: hash(str(folder)))
+    monkeypatch.setattr(Disk, "device", lambda disk, folder: hash(str(folder)))
     free(monkeypatch, {"fast": 1 * MB, "run": 100 * MB})
     with pytest.raises(InputError, match=r"needs at least 2\.\d MB for states in .*fast") as no:
         search(data, tmp_path / "run", state_dir=tmp_path / "fast")
@@ -155,7 +155,7 @@ def test_a_memory_file_system_has_no_more_room_than_there_is_memory(tmp_path, mo
 
 def test_the_error_says_that_states_take_memory(data, tmp_path, monkeypatch):
     free(monkeypatch, {"": 1 * MB})
-    monkeypatch.setattr(before_training, "is_memory", lambda folder: True)
+    monkeypatch.setattr(Disk, "is_memory", lambda disk, folder: True)
     with pytest.raises(InputError, match="of memory, which is the disk there"):
         search(data, tmp_path / "run")
 

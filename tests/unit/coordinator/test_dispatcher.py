@@ -13,6 +13,7 @@ from cerebro.coordinator.coordinator import RunClock
 from cerebro.coordinator.dispatcher import Dispatcher
 from cerebro.data.order import POOL
 from cerebro.errors import WorkerError
+from cerebro.machine.local import LOCAL
 from cerebro.run.settings import Batches
 from cerebro.worker.messages import (
     CommittedState,
@@ -197,9 +198,9 @@ def test_a_run_continues_without_a_worker_but_not_without_any(
 
 
 def test_the_clock_goes_on_from_the_process_before_and_its_limit_starts_anew() -> None:
-    clock = RunClock(1000.0, 1e6)
+    clock = RunClock(LOCAL.clock, 1000.0, 1e6)
     assert 1000.0 <= clock.now() < 1100.0
     assert not clock.check() and clock.seconds_left() == pytest.approx(1e6, abs=100)
-    over = RunClock(1000.0, 1e-9)
+    over = RunClock(LOCAL.clock, 1000.0, 1e-9)
     assert over.check() and over.is_over and not over.check()
-    assert over.seconds_left() is None and RunClock(0.0, None).seconds_left() is None
+    assert over.seconds_left() is None and RunClock(LOCAL.clock, 0.0, None).seconds_left() is None

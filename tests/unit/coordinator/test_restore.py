@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import cerebro._core as _core
-from cerebro.coordinator.restore import Restorer
+from cerebro.coordinator.restore import UNSEEN, Restorer
 from cerebro.coordinator.searcher_record import NoSearcher, describe, make_again
 from cerebro.errors import CorruptDataError, StateError
+from cerebro.machine.local import LOCAL
 from cerebro.run.records import EpochRecord, TrialRecord
 from cerebro.run.states import (
     epoch_state_file,
@@ -56,7 +57,7 @@ def leave_file(folder, epoch, published=False, trial=4):
 
 
 def restorer(folder, units=None):
-    return Restorer(folder, folder, UNITS, units or {})
+    return Restorer(folder, folder, UNITS, units or {}, LOCAL.disk)
 
 
 def record_of(*epochs):
@@ -85,10 +86,10 @@ def test_resume_uses_the_slots_of_the_epoch_in_progress(tmp_path):
     standing = restorer(tmp_path, {(4, 1, 0): 0.5, (4, 1, 1): 0.25, (4, 1, 2): 9.0}).resume_point(
         record_of(kept)
     )
-    assert (standing.position, standing.attempt, standing.origin) == (5, 8, None)
+    assert (standing.position, standing.attempt, standing.origin) == (5, 7 + UNSEEN, None)
     assert standing.lost == [] and standing.epoch_seconds == 0.75
     slots = _core.Slots(str(tmp_path / "4"), False)
-    assert slots.committed()[:2] == (5, 7)
+    assert slots.committed()[:2] == (5, 6 + UNSEEN)
     assert slots.sealed()[0] == 5
     assert names(tmp_path) == {kept.state_file, "4.a", "4.slots"}
 
@@ -129,8 +130,8 @@ def test_slots_are_not_used_if_an_epoch_before_them_is_missing(tmp_path):
     assert standing.position == 3 and len(standing.lost) == 1
     assert standing.origin.state_hash == first.state_hash
     assert Path(standing.origin.file).name == first.state_file  # where it will be
-    assert standing.attempt == 8  # above the late writers of the slots that were given up
-    assert not trials_with_slots(tmp_path)
+    assert standing.attempt == 7 + UNSEEN  # above the late writers of the slots that were given up
+    assert not trials_with_slots(tmp_path, LOCAL.disk)
 
 
 def test_a_trial_without_states_starts_from_the_beginning(tmp_path):
@@ -211,7 +212,7 @@ def stand_until(folder, step):
 @pytest.mark.parametrize("positions", [[1, 2], [1, 1, 2]], ids=["newest is b", "newest is a"])
 def test_moving_slots_survives_a_kill_at_any_step(tmp_path, positions):
     for step in (1, 2, 3, 4):
-        remove_slots(tmp_path, 4)
+        remove_slots(tmp_path, 4, LOCAL.disk)
         leave_slots(tmp_path, positions)
         try:
             stand_until(tmp_path, step)
@@ -235,9 +236,23 @@ def test_a_late_writer_does_not_change_the_restored_slots(tmp_path):
         late.pack(state_at(3), attempt=7)
         late.commit(3)
     for position in (3, 4):  # even past the fence
-        late.pack(state_at(position), attempt=9)
+        late.pack(state_at(position), attempt=7 + UNSEEN)
         late.commit(position)
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
+def test_a_unit_that_was_sent_before_the_end_is_rejected_in_the_restored_slots(tmp_path):
+    """Its worker opens the slots by their name, only now, with a number that they had not seen."""
+    leave_slots(tmp_path, [1, 2], attempt=7)
+    standing = restorer(tmp_path).resume_point(record_of())
+    late = _core.Slots(str(tmp_path / "4"), True)
+    for attempt in (8, 9):  # the unit in flight, and the one queued behind it
+        with pytest.raises(StateError, match=f"attempt {attempt} may not pack"):
+            late.pack(state_at(3), attempt=attempt)
+        with pytest.raises(StateError, match=f"attempt {attempt} "):
+            late.revert(attempt=attempt, position=1)
+    late.fence(standing.attempt)
+    assert late.committed()[0] == standing.position == 2
 
 
 def test_files_of_unknown_trials_are_deleted(tmp_path):
@@ -260,12 +275,11 @@ def test_kept_files_are_recognized_by_name(tmp_path):
         "12.moving.slots",
     ):
         (tmp_path / name).touch()
-    files = find_kept_files(tmp_path)
+    files = find_kept_files(tmp_path, LOCAL.disk)
     assert [(f.epoch, f.state_hash) for f in files[3]] == [(7, state_hash), (8, ""), (7, None)]
-    assert set(files) == {3} and trials_with_slots(tmp_path) == {12}
-    assert (
-        find_kept_files(tmp_path / "gone") == {} and trials_with_slots(tmp_path / "gone") == set()
-    )
+    assert set(files) == {3} and trials_with_slots(tmp_path, LOCAL.disk) == {12}
+    gone = tmp_path / "gone"
+    assert find_kept_files(gone, LOCAL.disk) == {} and trials_with_slots(gone, LOCAL.disk) == set()
 
 
 def test_only_the_progress_is_read_from_a_packed_state(tmp_path):

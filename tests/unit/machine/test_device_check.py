@@ -23,6 +23,7 @@ from cerebro.executors.process import WorkerKind, WorkerProcess
 from cerebro.machine import cuda
 from cerebro.machine.devices import Device
 from cerebro.machine.imports import PACKAGE
+from cerebro.machine.local import LOCAL
 from cerebro.worker import runner as worker
 from cerebro.worker.clock import IMPORT_SECONDS, BeatClock, TaskClock
 
@@ -323,7 +324,7 @@ class Beat:
 
 def test_the_first_gpu_check_does_not_count_as_unit_time(monkeypatch):
     beat = Beat()
-    clock = BeatClock(beat)
+    clock = BeatClock(beat, LOCAL.clock)
     runner = SimpleNamespace(_clock=clock, _tried=False)
     monkeypatch.setattr(depots, "find_problem", lambda name: beat.graces.append(name) or "")
     clock.begin()

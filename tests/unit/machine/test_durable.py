@@ -242,7 +242,7 @@ def test_the_error_names_a_file_that_cannot_be_replaced(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError, match=r"cannot replace .*/folder"):
         durable.replace_file(tmp_path / "folder", b"x")
-    with pytest.raises(FileNotFoundError, match=r"cannot create .*/none/note"):
+    with pytest.raises(FileNotFoundError, match=r"cannot write .*/none/note"):
         durable.replace_file(tmp_path / "none" / "note", b"x")
     assert names(tmp_path) == ["folder"]
 
@@ -260,7 +260,7 @@ def test_files_of_other_processes_are_not_overwritten(
     monkeypatch.setattr(os, "urandom", bytes)
     other = tmp_path / f"note.tmp-{'00' * 8}"
     other.write_bytes(b"being written by another process")
-    with pytest.raises(FileExistsError, match="cannot create"):
+    with pytest.raises(FileExistsError, match="cannot write"):
         durable.replace_file(tmp_path / "note", b"new")
     assert other.read_bytes() == b"being written by another process"
     assert not (tmp_path / "note").exists()
@@ -300,7 +300,7 @@ def test_readers_see_the_old_or_the_new_file(tmp_path: Path) -> None:
 def test_sync_folder(tmp_path: Path, disk: Disk) -> None:
     durable.sync_folder(tmp_path)
     assert disk.calls == "d"
-    with pytest.raises(FileNotFoundError, match=r"cannot open folder .*none"):
+    with pytest.raises(FileNotFoundError, match=r"cannot sync folder .*none"):
         durable.sync_folder(tmp_path / "none")
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):

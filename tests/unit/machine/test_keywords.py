@@ -75,7 +75,6 @@ def call_model(**given: Any) -> Any:
         (call_search_cv, "param_grid", r"^SearchCV\(\) takes space=, not param_grid=$"),
         (call_search_cv, "param_distributions", r"takes space=, not"),
         (call_search_cv, "n_iter", r"^SearchCV\(\) takes n_trials=, not n_iter=$"),
-        (call_search_cv, "return_train_score", r"does not take return_train_score=: leave it out"),
         (call_search_cv, "error_score", r"does not take error_score=: leave it out: .* NaN"),
         (call_search_cv, "factor", r"searcher=cerebro.SuccessiveHalving"),
         (call_search_cv, "scorring", r"did you mean scoring=\?"),

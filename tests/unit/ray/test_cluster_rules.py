@@ -313,15 +313,30 @@ def test_the_autoscaler_is_asked_for_all_workers_and_only_if_some_are_missing(mo
     assert asked[1:] == [[one] * 3]
 
 
-def test_a_node_without_disk_space_for_the_data_is_reported():
-    full = OSError(errno.ENOSPC, "No space left on device", "/cache/data")
-    supply = Supply(None, SimpleNamespace(build=None), None, 1, Traffic(), None)
-    job = Future()
-    job.set_exception(AgentError("it has failed", full))
-    with pytest.raises(
-        InputError, match=r"cannot store the data.* No space left .*: is there room"
-    ):
-        supply._await_transfer(job)
+FULL = OSError(errno.ENOSPC, "No space left on device", "/cache/data")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            AgentError("it has failed", FULL),
+            r"cannot store the data.* No space left .*: is there room",
+        ),
+        (AgentError("it has closed the connection"), "lost while it .* closed the connection"),
+    ],
+    ids=["full", "lost"],
+)
+def test_a_node_that_cannot_be_given_the_data_is_reported(error, text):
+    answer = Future()
+    answer.set_exception(error)
+    agent = SimpleNamespace(call=lambda *what: answer)
+    remote = SimpleNamespace(agent=agent, report=SimpleNamespace(at=()), reads_all=False)
+    data = SimpleNamespace(shards=SimpleNamespace(manifest=SimpleNamespace(checksum="")))
+    context = SimpleNamespace(build=None, train=data, validation=None)
+    supply = Supply(None, context, None, 1, Traffic(), None)
+    with pytest.raises(InputError, match=text):
+        supply.set_data_paths(remote)
 
 
 def test_bad_arguments_are_refused():

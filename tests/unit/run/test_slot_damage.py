@@ -9,6 +9,7 @@ import pytest
 
 import cerebro._core as _core
 from cerebro.errors import CorruptDataError
+from cerebro.machine.local import LOCAL
 from cerebro.run.states import slot_damage
 
 
@@ -21,7 +22,7 @@ def packed(stem: Path, value: int, *, commit: bool = True) -> None:
 
 
 def damage_of(stem: Path) -> tuple[Path, str] | None:
-    return slot_damage(stem.parent, int(stem.name))
+    return slot_damage(stem.parent, int(stem.name), LOCAL.disk)
 
 
 def flip(file: Path, at: int) -> None:

@@ -131,7 +131,7 @@ def test_a_reader_does_not_change_files_of_a_dead_run(tmp_path):
 
 
 def test_on_a_network_file_system_a_rollback_journal_is_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "journal_mode", lambda folder: "DELETE")
+    monkeypatch.setattr(writing, "journal_mode", lambda folder, disk: "DELETE")
     store = Store.create(tmp_path, {})
     over = threading.Event()
     seen = []
@@ -203,9 +203,9 @@ def test_the_number_of_pending_states_is_bounded(tmp_path, monkeypatch):
     waiting = []
     publish = writing.durable.publish
 
-    def watched(pairs):
+    def watched(pairs, disk):
         waiting.append(len(list(tmp_path.glob("*.new"))))
-        publish(pairs)
+        publish(pairs, disk)
 
     monkeypatch.setattr(writing.durable, "publish", watched)
     for epoch in range(100):

@@ -6,6 +6,7 @@ import sqlite3
 
 import pytest
 
+from cerebro.machine.local import LOCAL
 from cerebro.run.store.schema import SCHEMA
 from cerebro.run.store.writing import Transaction
 
@@ -21,9 +22,9 @@ def write(connection, *calls):
     rows = Transaction()
     for name, *values in calls:
         getattr(rows, name)(*values)
-    rows.publish_states()
+    rows.publish_states(LOCAL.disk)
     rows.write_rows(connection)
-    rows.remove_states()
+    rows.remove_states(LOCAL.disk)
 
 
 def rows(connection, what):

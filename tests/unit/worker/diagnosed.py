@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import cerebro
+from cerebro.machine.local import LOCAL
 from cerebro.run.settings import Batches
 from cerebro.worker.jobs import check
 from cerebro.worker.messages import CheckDone, CheckTask, RunContext, RunFolders
@@ -92,7 +93,7 @@ def diagnosed(
         batches=Batches(batch_size=batch_size),
         folders=RunFolders(*[str(folder)] * 3),
     )
-    runner = UnitRunner(context, worker=0)
+    runner = UnitRunner(context, worker=0, machine=LOCAL)
     try:
         return check(runner, CheckTask({}, thorough=thorough))
     finally:

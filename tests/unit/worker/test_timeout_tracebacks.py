@@ -8,7 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from cerebro.machine.local import Clock, Machine, Tasks
 from cerebro.worker import clock
+
+
+class HandClock(Clock):
+    """A clock that is set by hand."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:  # type: ignore[override]
+        return self.now
 
 
 class Task:
@@ -22,35 +32,34 @@ class Task:
 def timer(monkeypatch, tmp_path):
     """What the timer is set to: the seconds and the log; None if it is not set."""
 
-    class Timer:
-        now = 100.0
+    class Timer(HandClock):
         to: tuple[float, str] | None = None
         calls = 0
 
     def set_timer(seconds, file):
         names = {path.stat().st_ino: path.name for path in tmp_path.glob("*.log")}
-        Timer.to = round(seconds, 6), names[os.fstat(file).st_ino]
-        Timer.calls += 1
+        timer.to = round(seconds, 6), names[os.fstat(file).st_ino]
+        timer.calls += 1
 
+    timer = Timer()
     faulthandler = SimpleNamespace(
         dump_traceback_later=set_timer,
-        cancel_dump_traceback_later=lambda: setattr(Timer, "to", None),
+        cancel_dump_traceback_later=lambda: setattr(timer, "to", None),
     )
     monkeypatch.setattr(clock, "faulthandler", faulthandler)
-    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: Timer.now))
-    return Timer
+    return timer
 
 
-def tasks_of(*tasks: Task) -> clock.LateTasks:
+def tasks_of(timer: Clock, *tasks: Task) -> clock.LateTasks:
     """Return what looks at tasks, without a thread that does it often."""
-    found = clock.LateTasks()
+    found = clock.LateTasks(Machine(clock=timer))
     found._tasks += tasks
     return found
 
 
 def test_the_timer_is_set_for_the_task_due_first(timer, tmp_path):
     one, two = Task("one", tmp_path, 5.0), Task("two", tmp_path, 3.0)
-    looking = tasks_of(one, two)
+    looking = tasks_of(timer, one, two)
     looking.set_timer()
     assert timer.to == (3.0, "two.log")
     two.seconds_left = None  # it waits for its turn
@@ -69,7 +78,7 @@ def test_the_timer_is_set_for_the_task_due_first(timer, tmp_path):
 
 def test_a_late_task_is_dumped_once(timer, tmp_path):
     one, two = Task("one", tmp_path, 1.0), Task("two", tmp_path, 7.0)
-    looking = tasks_of(one, two)
+    looking = tasks_of(timer, one, two)
     looking.set_timer()
     timer.now, one.seconds_left, two.seconds_left = 101.5, -0.5, 5.5
     looking.set_timer()  # the timer has run out for the first one, and may still have to write
@@ -84,7 +93,7 @@ def test_a_late_task_is_dumped_once(timer, tmp_path):
 
 def test_a_log_that_cannot_be_opened_is_tolerated(timer, tmp_path):
     one = Task("one", tmp_path / "missing", 1.0)
-    looking = tasks_of(one)
+    looking = tasks_of(timer, one)
     looking.set_timer()
     assert timer.to is None
     one.log = tmp_path / "one.log"
@@ -92,11 +101,25 @@ def test_a_log_that_cannot_be_opened_is_tolerated(timer, tmp_path):
     assert timer.to == (1.0, "one.log")
 
 
-class Page:
-    """A page of heartbeats whose clock is set by hand."""
+def test_one_task_looks_at_the_tasks_of_all_workers(timer, tmp_path):
+    begun = []
+
+    class Steps(Tasks):
+        def repeat(self, step, has_work, name):
+            begun.append(step)
+
+    timer.sleep = lambda seconds: None
+    looking = clock.LateTasks(Machine(clock=timer, tasks=Steps()))
+    for name, left in (("one", 5.0), ("two", 3.0)):
+        looking.watch(Task(name, tmp_path, left))
+    (step,) = begun
+    assert step() and timer.to == (3.0, "two.log")
+
+
+class Page(HandClock):
+    """A page of heartbeats and its clock."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
         self.began: float | None = None
 
     @property
@@ -111,11 +134,10 @@ class Page:
             self.began += seconds
 
 
-def test_the_clock_of_a_unit_stops_while_it_waits_for_its_turn(monkeypatch, tmp_path):
+def test_the_clock_of_a_unit_stops_while_it_waits_for_its_turn(tmp_path):
     page = Page()
-    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: page.now))
     late = SimpleNamespace(watch=lambda task: None)
-    beat = clock.BeatClock(page, late)
+    beat = clock.BeatClock(page, page, late)
     beat.limit = 3.0
     assert beat.seconds_left is None  # it has no task
     beat.begin(tmp_path / "0.log")

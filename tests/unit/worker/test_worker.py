@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import pickle
 import weakref
@@ -14,8 +15,11 @@ import pytest
 
 import cerebro
 import cerebro._core as _core
+from cerebro.data.manifest import shard_folder
 from cerebro.executors.wire import pickle_event
 from cerebro.machine import turns
+from cerebro.machine.disk import Disk
+from cerebro.machine.local import LOCAL, Clock, Machine
 from cerebro.run.settings import Batches, Exactness, Limits
 from cerebro.worker import jobs, models
 from cerebro.worker.contents import is_array, walk
@@ -24,6 +28,7 @@ from cerebro.worker.messages import (
     CheckTask,
     RunContext,
     RunFolders,
+    ShardTask,
     Task,
     UnitDone,
     WorkerShare,
@@ -97,19 +102,58 @@ def done(runner: UnitRunner, a_task: Task) -> UnitDone:
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_a_unit_whose_worker_died_before_answering_runs_again(context, lost):
-    straight = UnitRunner(context, worker=0)
+    straight = UnitRunner(context, worker=0, machine=LOCAL)
     expected = [done(straight, task(position, position)).state.hash for position in range(3)][-1]
     straight.close()
     for file in Path(context.folders.slots).iterdir():
         file.unlink()
 
-    dies = UnitRunner(context, worker=0)
+    dies = UnitRunner(context, worker=0, machine=LOCAL)
     for position in range(lost + 1):
         done(dies, task(position, position))
     # The answer to the last one never arrived: another worker is given the same unit.
-    other = UnitRunner(context, worker=1)
+    other = UnitRunner(context, worker=1, machine=LOCAL)
     hashes = [done(other, task(position, position + 1)).state.hash for position in range(lost, 3)]
     assert hashes[-1] == expected
+
+
+class TickingClock(Clock):
+    """A clock on which half a second passes at each look."""
+
+    now = 1000.0
+
+    def time(self):
+        self.now += 0.5
+        return self.now
+
+    monotonic = perf_counter = time
+
+
+class FullDisk(Disk):
+    """A disk without room for slots, and with a folder that stays."""
+
+    def open_slots(self, stem, *, create):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def remove_folder(self, path):
+        pass
+
+
+def test_the_time_of_a_unit_is_that_of_the_machine(context):
+    runner = UnitRunner(context, worker=0, machine=Machine(clock=TickingClock()))
+    event = done(runner, task(0, 0))
+    # It is looked at twice at the start, for the check of each of three shards, and at the end.
+    assert (event.started, event.seconds) == (1000.5, 2.0)
+
+
+def test_the_files_of_a_trial_and_a_shard_are_on_the_disk_of_the_machine(context):
+    runner = UnitRunner(context, worker=0, machine=Machine(disk=FullDisk()))
+    failed = runner.run(task(0, 0))
+    assert (failed.kind, failed.message.split(" (")[0]) == ("storage", "No space left on device")
+    assert list(Path(context.folders.slots).iterdir()) == []
+    (Path(context.folders.slots) / shard_folder(2)).mkdir()
+    left = jobs.make_shard(runner, ShardTask(2))
+    assert "cannot remove folder" in left.message and shard_folder(2) in left.message
 
 
 class Drawing(Mean):
@@ -133,7 +177,9 @@ def build_drawing(config, info):
 def test_a_build_that_fails_does_not_move_the_generators_of_another_trial(context):
     def hashes(between):
         # As in a worker process, where only trials draw.
-        runner = UnitRunner(replace(context, build=build_drawing), worker=0, own_process=True)
+        runner = UnitRunner(
+            replace(context, build=build_drawing), worker=0, machine=LOCAL, own_process=True
+        )
         found = []
         for position in range(3):
             found.append(done(runner, task(position, position)).state.hash)
@@ -155,7 +201,7 @@ def mapped(folder: str) -> set[str]:
 
 
 def test_models_and_slots_of_trials_that_have_ended_are_released(context):
-    runner = UnitRunner(context, worker=0)
+    runner = UnitRunner(context, worker=0, machine=LOCAL)
     done(runner, task(0, 0, trial=0))
     done(runner, task(0, 0, trial=1))
     assert set(runner.models) == {0, 1}
@@ -169,7 +215,7 @@ def test_models_and_slots_of_trials_that_have_ended_are_released(context):
 
 
 def test_each_unit_seals_its_state_and_the_last_ones_hash_is_the_epochs(context):
-    runner = UnitRunner(context, worker=0)
+    runner = UnitRunner(context, worker=0, machine=LOCAL)
     for position in range(3):
         event = done(runner, task(position, position))
         slots = _core.Slots(str(Path(context.folders.slots, "0")), False)
@@ -219,7 +265,9 @@ def gpu_runner(context):
     def build(config, info):
         return ShortOfMemory(info.trial, runners)
 
-    runners.append(UnitRunner(replace(context, build=build, device="cuda:0"), worker=0))
+    runners.append(
+        UnitRunner(replace(context, build=build, device="cuda:0"), worker=0, machine=LOCAL)
+    )
     return runners[0]
 
 
@@ -234,7 +282,9 @@ def no_collections():
 
 
 def test_large_models_that_were_dropped_are_freed(context, monkeypatch, no_collections):
-    runner = UnitRunner(replace(context, build=lambda config: Cyclic(), limits=Limits()), worker=0)
+    runner = UnitRunner(
+        replace(context, build=lambda config: Cyclic(), limits=Limits()), worker=0, machine=LOCAL
+    )
     for trial in range(3):
         done(runner, task(0, 0, trial=trial))
     assert len(there) == 3  # small ones are left to Python
@@ -252,13 +302,13 @@ def test_more_models_stay_on_a_gpu_if_memory_allows(context, monkeypatch, device
     monkeypatch.setattr(models, "MAX_LIVE_MODELS_ON_GPU", 4)
     limits, share = Limits(live_models=None), WorkerShare(live_bytes=10**9)
     context = replace(context, device=device, limits=limits, share=share)
-    runner = UnitRunner(context, worker=0)
+    runner = UnitRunner(context, worker=0, machine=LOCAL)
     for trial in range(6):
         done(runner, task(0, 0, trial=trial))
     assert list(runner.models) == list(range(6 - most, 6))
     runner.close()
     monkeypatch.setattr(Mean, "held_bytes", 10**9, raising=False)
-    runner = UnitRunner(context, worker=0)
+    runner = UnitRunner(context, worker=0, machine=LOCAL)
     for trial in range(2):
         done(runner, task(0, 0, trial=trial))
     assert list(runner.models) == [1]
@@ -285,7 +335,7 @@ def test_models_that_are_alive_make_room_for_a_unit(context, monkeypatch, error)
     assert isinstance(done, UnitDone), done.message
     assert ShortOfMemory.shown == 1
     assert done.dropped == (0,) and list(runner.models) == [1]
-    alone = UnitRunner(replace(context, build=lambda config: Mean()), worker=0)
+    alone = UnitRunner(replace(context, build=lambda config: Mean()), worker=0, machine=LOCAL)
     assert alone.run(task(0, 1, trial=1)).state.hash == done.state.hash
     after = runner.run(task(1, 1, trial=0))  # from its slot
     assert isinstance(after, UnitDone) and after.loaded
@@ -302,7 +352,7 @@ def test_models_of_the_other_workers_of_a_process_make_room(context, monkeypatch
 
     on_gpu = replace(context, build=build, device="cuda:0", limits=Limits(live_models=4))
     for worker in range(2):
-        together.append(UnitRunner(on_gpu, worker=worker, together=together))
+        together.append(UnitRunner(on_gpu, worker=worker, machine=LOCAL, together=together))
     first, second = together
     for trial in (0, 2):
         assert isinstance(first.run(task(0, 0, trial=trial)), UnitDone)
@@ -337,12 +387,12 @@ def test_a_trial_is_strict_until_an_operation_has_no_deterministic_version(conte
     """Attention's gradients are deterministic only if no operation may be otherwise."""
     monkeypatch.setattr(Putting, "warn_only", [])
     context = replace(context, build=lambda config, info: (Putting, Mean)[info.trial]())
-    runner = UnitRunner(replace(context, device="cuda:0"), worker=0)
+    runner = UnitRunner(replace(context, device="cuda:0"), worker=0, machine=LOCAL)
     first = done(runner, task(0, 0))
     assert first.steps.not_exact == ("put_",)
     assert Putting.warn_only[:2] == [False, False]  # and then all of the unit once more
     assert Putting.warn_only[2:] == [True] * first.total.batches
-    alone = UnitRunner(context, worker=0)
+    alone = UnitRunner(context, worker=0, machine=LOCAL)
     assert first.state.hash == done(alone, task(0, 1)).state.hash
     del Putting.warn_only[:]
     done(runner, task(1, 1))
@@ -361,7 +411,9 @@ def test_a_model_is_freed_before_it_is_rebuilt(context):
             present.append(len(there))
             return super().train_batch(batch)
 
-    runner = UnitRunner(replace(context, build=lambda config: Once(), device="cuda:0"), worker=0)
+    runner = UnitRunner(
+        replace(context, build=lambda config: Once(), device="cuda:0"), worker=0, machine=LOCAL
+    )
     assert done(runner, task(0, 0)).steps.not_exact == ("put_",)
     assert set(present) == {1}
     runner.close()
@@ -377,7 +429,9 @@ def test_a_check_that_failed_leaves_no_models_on_a_gpu(context):
         def train_batch(self, batch):
             raise ValueError("in a step")
 
-    runner = UnitRunner(replace(context, build=lambda config: Broken(), device="cuda:0"), worker=0)
+    runner = UnitRunner(
+        replace(context, build=lambda config: Broken(), device="cuda:0"), worker=0, machine=LOCAL
+    )
     assert "in a step" in str(jobs.check(runner, CheckTask({})).error)
     assert len(there) == 0
     runner.close()
@@ -398,7 +452,7 @@ def test_a_trial_that_failed_makes_room_for_one_that_fits_alone(context, monkeyp
     def build(config, info):
         return Failing(info.trial)
 
-    runner = UnitRunner(replace(context, build=build, device="cuda:0"), worker=0)
+    runner = UnitRunner(replace(context, build=build, device="cuda:0"), worker=0, machine=LOCAL)
     assert runner.run(task(0, 0, trial=0)).kind == "diverged"
     assert isinstance(runner.run(task(0, 0, trial=1)), UnitDone)
     runner.close()
@@ -406,7 +460,7 @@ def test_a_trial_that_failed_makes_room_for_one_that_fits_alone(context, monkeyp
     monkeypatch.setattr(models.DroppedModels, "add", lambda self, _: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: len(there))
     there.clear(), gc.collect()
-    runner = UnitRunner(replace(context, build=build, device="cuda:0"), worker=0)
+    runner = UnitRunner(replace(context, build=build, device="cuda:0"), worker=0, machine=LOCAL)
     assert runner.run(task(0, 0, trial=0)).kind == "diverged"
     assert isinstance(runner.run(task(0, 0, trial=2)), UnitDone)
     runner.close()
@@ -420,7 +474,9 @@ def test_a_wrapped_nondeterminism_error_is_recognized(context):
             except RuntimeError as error:
                 raise ValueError("in a step") from error
 
-    runner = UnitRunner(replace(context, build=lambda config: Wrapped(), device="cuda:0"), worker=0)
+    runner = UnitRunner(
+        replace(context, build=lambda config: Wrapped(), device="cuda:0"), worker=0, machine=LOCAL
+    )
     assert done(runner, task(0, 0)).steps.not_exact == ("put_",)
     runner.close()
 
@@ -428,7 +484,7 @@ def test_a_wrapped_nondeterminism_error_is_recognized(context):
 def test_an_operation_that_a_search_rejects_is_an_error(context):
     exactness = Exactness(deterministic=True)
     context = replace(context, build=lambda config: Putting(), device="cuda:0", exactness=exactness)
-    runner = UnitRunner(context, worker=0)
+    runner = UnitRunner(context, worker=0, machine=LOCAL)
     failed = runner.run(task(0, 0))
     runner.close()
     assert failed.kind == "error" and "put_ does not have a deterministic" in failed.message
@@ -437,7 +493,7 @@ def test_an_operation_that_a_search_rejects_is_an_error(context):
 @pytest.mark.parametrize("thorough", [False, True])
 def test_a_check_names_a_nondeterministic_operation(context, thorough):
     context = replace(context, build=lambda config: Putting(), device="cuda:0")
-    runner = UnitRunner(context, worker=0)
+    runner = UnitRunner(context, worker=0, machine=LOCAL)
     found = jobs.check(runner, CheckTask({}, thorough=thorough))
     runner.close()
     assert (found.error, found.problems, found.not_exact) == (None, (), ("put_",))
@@ -451,7 +507,7 @@ def test_an_error_event_reports_exception_bases_and_place(context, monkeypatch):
         raise Mine("bad (really)")
 
     monkeypatch.setattr(Mean, "train_batch", raise_mine)
-    runner = UnitRunner(context, worker=0)
+    runner = UnitRunner(context, worker=0, machine=LOCAL)
     event = runner.run(Task(0, {}, epoch=0, step=0, part=0, attempt=0, position=0))
     runner.close()
     assert event.kind == "error"
@@ -481,7 +537,9 @@ def test_a_worker_that_has_lost_its_gpu_is_given_up(context, monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
     monkeypatch.setattr(Mean, "train_batch", broken)
     for own_process, kind in ((True, "worker"), (False, "error")):
-        runner = UnitRunner(replace(context, device="cuda:0"), worker=0, own_process=own_process)
+        runner = UnitRunner(
+            replace(context, device="cuda:0"), worker=0, machine=LOCAL, own_process=own_process
+        )
         with monkeypatch.context() as patch:
             patch.setattr(
                 "cerebro.worker.runner.redirect_descriptors",
@@ -497,11 +555,11 @@ def test_tensors_on_two_devices_are_explained(context, monkeypatch):
         raise RuntimeError("Expected all tensors to be on the same device, but got cuda:0 and cpu")
 
     monkeypatch.setattr(Mean, "train_batch", elsewhere)
-    failed = UnitRunner(replace(context, device="cuda:0"), worker=0).run(task(0, 0))
+    failed = UnitRunner(replace(context, device="cuda:0"), worker=0, machine=LOCAL).run(task(0, 0))
     assert failed.message.endswith(
         "; batches arrive on info.device, cuda:0: put the model there, or give devices='cpu'"
     )
-    failed = UnitRunner(context, worker=0).run(task(0, 1))
+    failed = UnitRunner(context, worker=0, machine=LOCAL).run(task(0, 1))
     assert "info.device" not in failed.message
 
 
@@ -526,7 +584,7 @@ def test_models_with_frozen_bases_that_do_not_fit_are_dropped(context, tmp_path)
         limits=Limits(live_models=None),
         share=WorkerShare(live_bytes=5 << 20),
     )
-    runner = UnitRunner(context, worker=0)
+    runner = UnitRunner(context, worker=0, machine=LOCAL)
     for trial in range(4):
         done(runner, task(0, 0, trial=trial))
     assert list(runner.models) == [2, 3]
@@ -552,7 +610,9 @@ def test_a_model_with_a_frozen_trunk_passes_every_check(context, tmp_path):
     columns = {"x": rng.normal(size=(40, 4)).astype("f4"), "y": rng.normal(size=(40, 1))}
     data = cerebro.shard(columns, tmp_path / "frozen", dtypes={"y": "float32"}, progress=False)
     with torch.random.fork_rng():
-        runner = UnitRunner(replace(context, train=data, build=build_frozen_trunk), worker=0)
+        runner = UnitRunner(
+            replace(context, train=data, build=build_frozen_trunk), worker=0, machine=LOCAL
+        )
         found = [jobs.check(runner, CheckTask({})) for _ in range(40)]
         runner.close()
     assert [(done.error, done.problems) for done in found] == [(None, ())] * 40
