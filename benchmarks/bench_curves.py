@@ -1,8 +1,8 @@
 """Which searcher? Searches over stored learning curves: ``python -m benchmarks.bench_curves``.
 
-Five tables of real curves (`benchmarks/curves`): 100 configurations, 27 epochs. Each searcher runs
-through `cerebro.testing.drive` with 8 live trials, until 400 epochs have been trained. In each run
-all searchers meet the same configurations in the same order, so differences are paired.
+Six tables of real curves (`benchmarks/curves`): 100 or 64 configurations, 27 epochs. Each searcher
+runs through `cerebro.testing.drive` with 8 live trials, until 400 epochs have been trained. In each
+run all searchers meet the same configurations in the same order, so differences are paired.
 
 Regret after a number of epochs: (test error at the best validation epoch so far - the table's
 best) / (the table's median - its best), at most 1. The figure is its mean over the 400 epochs
@@ -26,7 +26,7 @@ from cerebro.searchers import ASHA, Hyperband, MedianStopping, Searcher, Success
 from cerebro.testing import drive
 
 FOLDER = Path(__file__).parent / "curves"
-TABLES = ("digits", "diamonds", "flights", "source", "chars")
+TABLES = ("digits", "diamonds", "flights", "source", "chars", "convnets")
 BUDGET, LIVE = 400, 8
 SHARES = (10, 20, 30, 50, 100)
 REFERENCE = "ASHA(3)"
@@ -76,7 +76,7 @@ def regret_by_epoch(curves: np.ndarray, make: Callable[[], Searcher], n: int, se
         regrets.append(float(np.clip((error - best) / (median - best), 0.0, 1.0)))
         return float(value)
 
-    epochs = curves.shape[1]
+    n, epochs = min(n, len(curves)), curves.shape[1]
     with contextlib.suppress(Spent):
         drive(make(), curve, epochs=epochs, n_trials=n, width=LIVE, seed=seed, order=seed)
     return np.pad(regrets, (0, BUDGET - len(regrets)), mode="edge")

@@ -81,6 +81,11 @@ def cerebro_asha(place: Path, arguments: Any) -> None:
     by_cerebro(place, arguments, cerebro.searchers.ASHA(reduction_factor=FACTOR))
 
 
+def cerebro_asha_by_halves(place: Path, arguments: Any) -> None:
+    """Run ASHA as it is by default."""
+    by_cerebro(place, arguments, cerebro.searchers.ASHA())
+
+
 def cerebro_tune(place: Path, arguments: Any) -> None:
     """Run Ray Tune's HyperBand."""
     from ray import tune
@@ -253,6 +258,7 @@ OURS = "Cerebro, Hyperband"
 CELLS: dict[str, tuple[str, peers.Cell]] = {
     OURS: ("", cerebro_hyperband),
     "Cerebro, ASHA": ("", cerebro_asha),
+    "Cerebro, ASHA by halves": ("", cerebro_asha_by_halves),
     "Cerebro, Optuna's Hyperband": ("Optuna", cerebro_optuna),
     "Cerebro, Ray Tune's HyperBand": ("Ray Tune", cerebro_tune),
     "Optuna, Hyperband, 2 processes": ("Optuna", optuna_hyperband),

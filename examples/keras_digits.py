@@ -43,7 +43,7 @@ def build(config, info):
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-    return cerebro.keras.Model(net)
+    return net
 
 
 def main() -> None:

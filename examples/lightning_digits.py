@@ -68,7 +68,7 @@ class LitDigits(lightning.LightningModule):
 
 def build(config):
     module = LitDigits(config["hidden"], config["lr"])
-    return cerebro.torch.from_lightning(module, inputs=["x", "y"], gradient_clip_val=1.0)
+    return cerebro.torch.from_lightning(module, gradient_clip_val=1.0)  # without clipping: module
 
 
 SPACE = {"hidden": [32, 128], "lr": cerebro.loguniform(1e-3, 1e-1)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 
-import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier
 from sklearn.pipeline import make_pipeline
@@ -29,7 +28,7 @@ def build(config):
         loss=config["loss"], alpha=config["alpha"], penalty=config["penalty"]
     )
     # The scaler learns from every batch before the classifier does.
-    return cerebro.sklearn.Model(make_pipeline(StandardScaler(), classifier), classes=np.arange(10))
+    return make_pipeline(StandardScaler(), classifier)
 
 
 SPACE = {

@@ -36,14 +36,13 @@ class Digits(nn.Module):
 
 
 def build(config):
-    net = NeuralNetClassifier(
+    return NeuralNetClassifier(
         Digits,
         module__hidden=config["hidden"],
         optimizer=torch.optim.SGD,
         optimizer__momentum=0.9,
         lr=config["lr"],
     )
-    return cerebro.torch.from_skorch(net)
 
 
 SPACE = {"hidden": [32, 128], "lr": cerebro.loguniform(1e-2, 1.0)}

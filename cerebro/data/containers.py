@@ -19,6 +19,8 @@ from cerebro.model import has_base
 
 LIGHTNING = ("lightning", "pytorch_lightning")
 VALIDATION_SPLITS = ("validation", "valid", "val", "dev")
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+"""Methods of a DataModule that change batches on their way to the model."""
 
 Unpacked = tuple[Any, Any, str]
 """Training data, validation data, and a sentence about what is not used."""
@@ -76,9 +78,28 @@ def _is_module(value: Any) -> bool:
 
 
 def _unpack_module(module: Any, validation: Any) -> Unpacked:
+    name = type(module).__name__
+    for hook in TRANSFER_HOOKS:
+        if _defines(module, hook):
+            raise InputError(
+                f"{name} defines {hook}, which would not be called: do in the dataset what is done "
+                "for each row, and in the LightningModule what needs a batch; then remove it"
+            )
+    try:
+        return _read_module(name, module, validation)
+    except AttributeError as error:
+        if not str(error).startswith("'NoneType' object") or getattr(module, "trainer", None):
+            raise
+        raise InputError(
+            f"{name} reads {error.name!r} of None, and a search has no Trainer: if it is "
+            "self.trainer, give the DataModule the value as an argument"
+        ) from error
+
+
+def _read_module(name: str, module: Any, validation: Any) -> Unpacked:
     module.prepare_data()
     module.setup("fit")
-    name, used = type(module).__name__, "training data"
+    used = "training data"
     data = _one_loader(f"{name}.train_dataloader()", module.train_dataloader())
     if validation is None and _defines(module, "val_dataloader"):
         loaders = module.val_dataloader()
@@ -118,7 +139,9 @@ def _unpack_splits(splits: Any, validation: Any) -> Unpacked:
             f"of them, such as dataset[{next(iter(splits))!r}]"
         )
     used = {"train": "trains"}
-    if validation is None:
+    if isinstance(validation, str) and validation in splits:
+        used[validation], validation = "validates", splits[validation]
+    elif validation is None:
         for name in VALIDATION_SPLITS:
             if name in splits:
                 used[name], validation = "validates", splits[name]

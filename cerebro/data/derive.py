@@ -337,11 +337,14 @@ class _Work:
 
     def commit(self, target: Path) -> Manifest:
         """Write the manifest, and give the folder its name; remove the notes."""
+        kept = {column.name for column in self._recipe.work.kept}
+        made = self._recipe.view.shards.manifest.recipe
         manifest = Manifest(
             columns=self._recipe.work.columns,
             shards=tuple(self._entries[shard] for shard in self._recipe.shards),
             arguments=self._recipe.arguments,
             source={"kind": _KIND, "fingerprint": self._recipe.fingerprint},
+            recipe=[column for column in made if column["name"] in kept],
         )
         manifest.write(self._folder)
         durable.sync_folder(self._folder)

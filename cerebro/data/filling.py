@@ -5,6 +5,7 @@ The table is in memory. What is filled is computed from all of its rows.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from cerebro.data.layout import OutputColumn
 from cerebro.data.sources import open_source
 from cerebro.data.sources.base import Source, Table, choose_columns
 from cerebro.errors import InputError
+from cerebro.machine.files import expand_path
 
 MISSING, UNKNOWN = "missing", "unknown"
 """The names of categories that are added."""
@@ -71,10 +73,11 @@ class FilledSource(Source):
             )
         self.kind = self._opened.kind
         self.declaration = self._opened.declaration
-        self._rows = rows if isinstance(rows, Mapping) or hasattr(rows, "columns") else None
+        self._rows: Any = rows if isinstance(rows, Mapping) or hasattr(rows, "columns") else None
         if self._rows is None:
-            self._rows = rows if self.kind == "csv" else list(rows)
+            self._rows = expand_path(os.fspath(rows)) if self.kind == "csv" else list(rows)
         self._missing, self._unknown = missing, unknown
+        self.targets: frozenset[str] = frozenset()  # columns that become a target
         self.changes: dict[str, dict[str, Any]] = {}
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
@@ -93,14 +96,16 @@ class FilledSource(Source):
 
     def _fill(self, name: str, cells: Any) -> ColumnData:
         way = self._missing.get(name) if isinstance(self._missing, Mapping) else self._missing
-        rows: Any = self._rows
-        series = rows[name] if hasattr(rows, "columns") else None
+        series = self._rows[name] if hasattr(self._rows, "columns") else None
         declared = getattr(getattr(series, "dtype", None), "categories", None)
         present = [] if isinstance(cells, np.ndarray) else [
             cell for cell in cells if not recipe.is_missing(cell)
         ]  # fmt: skip
         if any(isinstance(cell, (list, tuple, np.ndarray)) for cell in present[:1]):
             raise InputError(f"column {name!r} has sequences, which missing= does not take")
+        if name in self.targets and not isinstance(self._missing, Mapping):
+            way = None
+            _check_target(name, cells)
         is_text = bool(present) and isinstance(present[0], str)
         if is_text and self.kind == "csv" and name not in self.text:
             is_text = not _are_numbers(name, present)
@@ -159,13 +164,26 @@ class FilledSource(Source):
             )
         names = [*names, *([fill] if fill is not None and fill not in names else [])]
         unknown = None
-        if self._unknown == "category" or (self._unknown and name in self._unknown):
+        if self._unknown == "category":
+            has_unknown = name not in self.targets
+        else:
+            has_unknown = name in (self._unknown or ())
+        if has_unknown:
             names = names if UNKNOWN in names else [*names, UNKNOWN]
             unknown = names.index(UNKNOWN)
         place = {label: code for code, label in enumerate(names)}
         codes = [place[str(fill) if recipe.is_missing(cell) else cell] for cell in cells]
         self.changes[name] = {"fill": fill, "unknown": unknown}
         return ColumnData(np.array(codes, np.int64), "int64", None, names, ordered=True)
+
+
+def _check_target(name: str, cells: Any) -> None:
+    for row, cell in enumerate(cells):
+        if recipe.is_missing(cell):
+            raise InputError(
+                f"column {name!r} is the target, and is missing in row {row}: leave such rows out, "
+                "or name the columns to fill, missing={...}"
+            )
 
 
 def _are_numbers(name: str, cells: Collection[Any]) -> bool:

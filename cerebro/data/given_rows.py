@@ -22,6 +22,7 @@ from cerebro.data.containers import is_container, unpack
 from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import convert, find_first_text, quote_cell
 from cerebro.data.manifest import Column
+from cerebro.data.raw_rows import make_changed
 from cerebro.data.sharding import shard
 from cerebro.data.sources import is_torch, open_source
 from cerebro.data.sources.arrays import is_pair
@@ -81,8 +82,11 @@ def write(
     The rows get the column types of `like`, the training data; None: they are the training data.
     `what` names the rows in errors; `options` are those of `shard`.
     """
+    change = _narrow_table
+    if like is not None:
+        made, rows = make_changed(rows, like, what)
+        change = _Like(like, made, what).convert
     source = open_source(rows)
-    change = _narrow_table if like is None else _Like(like, what).convert
     data = shard(_Changed(source, change), folder, exist_ok=True, progress=False, **options)
     if like is None:
         return data
@@ -161,22 +165,29 @@ def _narrow_table(table: Table) -> Table:
 
 
 class _Like:
-    """Reduces chunks to the training data's columns, converted to their types and classes."""
+    """Reduces chunks to the training data's columns, converted to their types and classes.
 
-    def __init__(self, train: Dataset, what: str) -> None:
+    `made` has columns of all chunks, which `cerebro.data.raw_rows` has made of them.
+    """
+
+    def __init__(self, train: Dataset, made: Mapping[str, ColumnData], what: str) -> None:
         self._columns = train.columns
+        self._made = made
         self._what = what
         self._rows = 0  # of the chunks before
 
     def convert(self, table: Table) -> Table:
-        columns = {name: data for name, data in table.items() if name in self._columns}
-        if not columns:
+        rows = slice(self._rows, self._rows + next(iter(table.values())).rows)
+        made = {n: replace(data, values=data.values[rows]) for n, data in self._made.items()}
+        own = self._columns.keys() - made.keys()
+        columns = {name: data for name, data in table.items() if name in own}
+        if not columns and not made:
             raise InputError(
                 f"{self._what} has the columns {', '.join(table)}, but the training data has "
                 f"{', '.join(self._columns)}: give the same names"
             )
-        converted = {name: self._column(name, data) for name, data in columns.items()}
-        self._rows += next(iter(columns.values())).rows
+        converted = {name: self._column(name, data) for name, data in (columns | made).items()}
+        self._rows = rows.stop
         return converted
 
     def _column(self, name: str, data: ColumnData) -> ColumnData:

@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 
 import cerebro._core as _core
 from cerebro.data.dtypes import STORAGE
+from cerebro.data.recipe import is_csv
 from cerebro.errors import CorruptDataError, InputError, one_line
 from cerebro.machine import durable
 from cerebro.machine.environment import version
@@ -234,8 +235,9 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         content = read_bytes(path, MAX_MANIFEST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         if not Path(folder).is_dir():
+            frame = f", or give its rows, pandas.read_csv('{folder}')" if is_csv(folder) else ""
             raise InputError(
-                f"no dataset at '{folder}': make one with cerebro.shard(source, path)"
+                f"no dataset at '{folder}': make one with cerebro.shard(source, path){frame}"
             ) from None
         names = [child.name for child in Path(folder).iterdir() if child.is_dir()]
         if names and not any(name.startswith((*"._", "shard-")) for name in names):

@@ -20,6 +20,7 @@ import numpy as np
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False,
              "FALSE": False}  # fmt: skip
 _SHOWN = 8  # categories in a message
+_ROUNDED = 0.02  # by which rounded probabilities, or their sum, may differ from 1
 
 
 class RowsError(ValueError):
@@ -33,23 +34,61 @@ def is_rows(value: Any) -> bool:
     return isinstance(value, (str, os.PathLike, Mapping)) or hasattr(value, "columns")
 
 
+def is_csv(value: Any) -> bool:
+    """Return whether this is the path of a CSV file."""
+    return isinstance(value, (str, os.PathLike)) and os.fspath(value).lower().endswith(
+        (".csv", ".tsv")
+    )
+
+
+def has_arrays(rows: Any) -> bool:
+    """Return whether this is a mapping of arrays: inputs by column, and not raw rows."""
+    if not isinstance(rows, Mapping):
+        return False
+    arrays = (value for value in rows.values() if getattr(value, "ndim", 0))
+    return any(not type(value).__module__.startswith("pandas") for value in arrays)
+
+
+def is_changed(made: Mapping[str, Any]) -> bool:
+    """Return whether a column is more than a column of the rows under its own name."""
+    filled = any(s["fill"] is not None or s["unknown"] is not None for s in made["sources"])
+    return filled or made["stacked"] or made["sources"][0]["name"] != made["name"]
+
+
+def is_ambiguous(made: Mapping[str, Any], arrays: Mapping[str, Any]) -> bool:
+    """Return whether arrays by column may be rows before or after a column was made of them."""
+    if made["name"] in arrays and made.get("transforms"):
+        return True
+    if made["name"] in arrays and made["stacked"]:
+        return False  # rows do not have it
+    return is_changed(made) and any(source["name"] in arrays for source in made["sources"])
+
+
 def read_columns(rows: Any) -> dict[str, Any]:
     """Return the columns of raw rows by name: arrays, or lists of cells (None: missing)."""
     if isinstance(rows, (str, os.PathLike)):
         return _read_csv(os.fspath(rows))
     if isinstance(rows, Mapping):
         columns = {name: _cells(value) for name, value in rows.items()}
-        if not any(isinstance(value, (list, tuple, np.ndarray)) for value in columns.values()):
+        single = [n for n, v in columns.items() if not isinstance(v, (list, tuple, np.ndarray))]
+        if len(single) == len(columns):
             return {name: [value] for name, value in columns.items()}  # a single row
+        if single:
+            raise RowsError(
+                f"column {single[0]!r} is one value, and others are lists: give all alike"
+            )
         return columns
     if hasattr(rows, "columns"):
         names = list(rows.columns)
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise RowsError(f"the rows have two columns named {twice[0]!r}: rename one")
+        check_names("the rows have", names)
         return {name: _cells(rows[name]) for name in names}
     columns = {name: [] for name in rows[0]} if rows else {}
     for number, row in enumerate(rows):
+        more = [name for name in row if name not in columns]
+        if more:
+            raise RowsError(
+                f"row {number} has the column {more[0]!r}, which row 0 lacks: give all of them"
+            )
         for name, cells in columns.items():
             if name not in row:
                 raise RowsError(
@@ -57,6 +96,13 @@ def read_columns(rows: Any) -> dict[str, Any]:
                 )
             cells.append(row[name])
     return columns
+
+
+def check_names(where: str, names: Sequence[Any]) -> None:
+    """Raise RowsError if two columns have one name."""
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RowsError(f"{where} two columns named {twice!r}: rename one")
 
 
 def _cells(value: Any) -> Any:
@@ -68,9 +114,17 @@ def _cells(value: Any) -> Any:
 
 def _read_csv(path: str) -> dict[str, Any]:
     with open(path, newline="", encoding="utf-8-sig") as file:  # noqa: PTH123 -- or os.PathLike
-        lines = csv.reader(file, delimiter="\t" if path.lower().endswith(".tsv") else ",")
-        header = next(lines, [])
-        rows = [line for line in lines if line]
+        separator = "\t" if path.lower().endswith(".tsv") else ","
+        lines = csv.reader(file, delimiter=separator, strict=True)
+        try:
+            header = next(lines, [])
+            rows = [line for line in lines if line]
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise RowsError(
+                f"'{path}' cannot be read after line {lines.line_num} ({error}): it must be UTF-8, "
+                "with its quotes closed"
+            ) from error
+    check_names(f"'{path}' has", header)
     for number, line in enumerate(rows):
         if len(line) != len(header):
             raise RowsError(f"'{path}', row {number} has {len(line)} cells, not {len(header)}")
@@ -131,6 +185,13 @@ def read_numbers(name: str, cells: Any) -> tuple[Any, Any]:
     numbers = np.array(values) if values else np.zeros(0)
     if numbers.dtype.kind not in "biuf":
         raise RowsError(f"column {name!r} has integers too large for int64: give floats")
+    if numbers.dtype.kind == "f":
+        for row, value in enumerate(values):
+            if isinstance(value, int) and int(float(value)) != value:
+                raise RowsError(
+                    f"column {name!r} has {value} in row {row}, which float64 cannot hold, and it "
+                    "has missing values or fractions: make it text if it is a code"
+                )
     return numbers, absent
 
 
@@ -228,42 +289,90 @@ def transform(values: Any, step: Mapping[str, Any]) -> Any:
 
 
 def make_inputs(about: Mapping[str, Any], rows: Any) -> list[Any]:
-    """Return the inputs of a saved model, which ``model.json`` describes, for raw rows."""
+    """Return the inputs of a saved model, which ``model.json`` describes, for raw rows.
+
+    Arrays by the name of their column are inputs already.
+    """
+    names = [column["column"] for column in about["inputs"]]
+    if has_arrays(rows):
+        for made in about["recipe"] or ():
+            if is_ambiguous(made, rows):
+                raise RowsError(
+                    f"arrays by column may be rows before or after {made['name']!r} was made of "
+                    "them: give raw rows as a frame or lists, or inputs as arguments, "
+                    "predict(array, ...)"
+                )
+        lost = [name for name in names if name not in rows]
+        if lost:
+            raise RowsError(f"the arrays lack the column {lost[0]!r}: they have {', '.join(rows)}")
+        return [rows[name] for name in names]
     if about["recipe"] is None:
         raise RowsError("the inputs are not made of raw rows: give arrays, see model.json")
+    if hasattr(rows, "column_names"):
+        raise RowsError("the rows are an Arrow table: give a frame, table.to_pandas()")
     made = make_columns(about["recipe"], rows)
-    return [made[column["column"]] for column in about["inputs"]]
+    return [made[name] for name in names]
 
 
 def decode(outputs: Any, output: str, target: Mapping[str, Any] | None) -> Any:
     """Return a model's outputs as ``"class"`` names or ``"probability"``; ``"raw"``: as they are.
 
-    `target` has ``classes`` (names by code, or null), ``kind`` of its numbers, and ``activation``,
-    which makes probabilities of outputs: softmax, sigmoid, exp, none; codes; or null if not known.
+    `target` has ``classes`` (names by code, or null); ``kind``: "f" for real numbers, "i" for
+    integers, "labels" for several in each row; and ``activation``, which makes probabilities of
+    outputs: softmax, sigmoid, exp; shares or none (they are probabilities: of all classes, or of
+    one); codes; largest, if only the class is known; or null if nothing is.
     """
     if output == "raw":
         return outputs
     if output not in ("class", "probability"):
         raise RowsError(f"output must be 'raw', 'class' or 'probability', not {output!r}")
     if target is None or not hasattr(outputs, "shape"):
-        raise RowsError(f"output={output!r} needs a model with one target and one array of outputs")
-    scores = np.asarray(outputs.detach().cpu() if hasattr(outputs, "detach") else outputs)
+        raise RowsError(
+            f"output={output!r} needs a model that names one target, such as cerebro.torch.Model, "
+            "cerebro.keras.Model or a classifier, and has one array of outputs: use output='raw'"
+        )
+    scores = _read_scores(outputs)
     how, several = target["activation"], scores.ndim > 1 and scores.shape[1] > 1
     if how == "codes" and output == "class":
         return _name(scores, target)
-    if how is None and (output == "probability" or not several or target["kind"] == "f"):
+    if how == "largest" and output == "class" and several:
+        return _name(scores.argmax(1), target)
+    if how is None or how == "largest":
         raise RowsError(
-            f"output={output!r}: the loss does not tell how outputs become classes (known are "
-            "cross_entropy, nll_loss, binary_cross_entropy and binary_cross_entropy_with_logits): "
-            "use output='raw'"
+            f"output={output!r}: the loss does not tell how outputs become "
+            f"{'classes' if output == 'class' else 'probabilities'} (known are cross_entropy, "
+            "nll_loss, binary_cross_entropy and binary_cross_entropy_with_logits, of unchanged "
+            "outputs and target): use output='raw'"
         )
     share = _probabilities(scores.astype(np.float64), how)
+    if how in ("sigmoid", "none") and (several or target["kind"] == "labels"):
+        if target["kind"] != "labels":
+            raise RowsError(
+                f"output={output!r}: each row has {scores.shape[1]} outputs, but the loss is that "
+                "of a single one: use output='raw'"
+            )
+        return share if output == "probability" else (share > 0.5).astype(np.int64)
     if not several:
         share = share.reshape(len(share))
         share = np.stack([1 - share, share], axis=1)
-    elif how in ("sigmoid", "none") and target["kind"] == "f":  # several labels in each row
-        return share if output == "probability" else (share > 0.5).astype(np.int64)
     return share if output == "probability" else _name(share.argmax(1), target)
+
+
+def _read_scores(outputs: Any) -> Any:
+    """Return outputs as an array; raise RowsError for a row whose outputs are not finite."""
+    if hasattr(outputs, "detach"):
+        outputs = outputs.detach().cpu()
+        if str(outputs.dtype) == "torch.bfloat16":  # NumPy lacks this type
+            outputs = outputs.float()
+    scores = np.asarray(outputs)
+    if scores.dtype.kind == "f":
+        finite = np.isfinite(scores.reshape(len(scores), -1)).all(axis=1)
+        if not finite.all():
+            raise RowsError(
+                f"the model's outputs are not finite in row {int(np.argmin(finite))}, so it has no "
+                "class: does an input miss a value?"
+            )
+    return scores
 
 
 def _probabilities(scores: Any, how: str | None) -> Any:
@@ -273,7 +382,16 @@ def _probabilities(scores: Any, how: str | None) -> Any:
             return shares / shares.sum(1, keepdims=True)
         if how == "sigmoid":
             return 1 / (1 + np.exp(-scores))
-        return np.exp(scores) if how == "exp" else scores
+        shares = np.exp(scores) if how == "exp" else scores
+    valid = not shares.size or (shares.min() >= 0 and shares.max() <= 1 + _ROUNDED)
+    if valid and how in ("exp", "shares"):
+        valid = bool((abs(shares.sum(1) - 1) <= _ROUNDED).all())
+    if not valid:
+        raise RowsError(
+            "the outputs are not probabilities, which the loss expects (they are between "
+            f"{shares.min():g} and {shares.max():g}): use output='raw'"
+        )
+    return shares
 
 
 def _name(codes: Any, target: Mapping[str, Any]) -> Any:

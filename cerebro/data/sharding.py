@@ -46,6 +46,7 @@ from cerebro.errors import CerebroError, InputError
 from cerebro.machine import durable
 from cerebro.machine.files import path_of
 from cerebro.machine.objects import is_url
+from cerebro.model import TARGETS
 
 _SPOOL = ".spool"
 _REMOVE = "choose another path, or remove the folder unless an earlier run needs it"
@@ -125,12 +126,13 @@ def shard(
         that it does not name are not filled. In columns of integers, what is filled is rounded. It
         is computed from all rows of the source, and recorded: `Trial.predict` fills new rows
         alike. The source must be a frame, a CSV file, a mapping of columns or a list of
-        dictionaries, and is read into memory. A target is filled as well, so name the columns
-        if it may be missing.
+        dictionaries, and is read into memory. A target (a column that is ``y``, ``target``,
+        ``label`` or ``labels``) is filled only if it is named; a missing one is an error.
     unknown
         Whether columns of text get a category ``unknown``, for names in new rows that the source
-        lacks. ``"category"``: all do; a list: the source's columns that do; None: none, and such
-        names are errors. No row of the source has this category, unless it has the name.
+        lacks. ``"category"``: all do except targets; a list: the source's columns that do; None:
+        none, and such names are errors. No row of the source has this category, unless it has the
+        name.
     size
         ``(height, width)``, or one number for both, to which the images of a folder are resized.
 
@@ -188,6 +190,8 @@ def _make_dataset(
     opened.binary = _find_source_names(columns, shaped)
     texts = (name for name, dtype in dtypes.items() if dtype == TEXT)
     opened.text = _find_source_names(columns, texts)
+    if isinstance(opened, FilledSource):
+        opened.targets = _find_source_names(columns, TARGETS)
     whole: Table | None = None
     if opened.whole:
         (whole,) = opened.chunks(source_columns(columns))

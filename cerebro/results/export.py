@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import warnings
+import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from cerebro.machine.files import path_of
 from cerebro.machine.imports import import_extra
 from cerebro.machine.mappings import strict_json
 from cerebro.model import check_batch, column_names, make_getter, stored_column
-from cerebro.results.raw_rows import describe_target
+from cerebro.results.outputs import describe_target
 from cerebro.run.records import class_name
 
 TORCH, JAX, SKLEARN = "cerebro.torch.Model", "cerebro.jax.Model", "cerebro.sklearn.Model"
@@ -85,6 +86,8 @@ class Kept:
     @property
     def kind(self) -> str:
         if isinstance(self.state, Mapping):
+            if self.state.keys() == {"steps"}:  # a pipeline's
+                return SKLEARN
             for kind, (always, sometimes) in _PARTS.items():
                 if always <= self.state.keys() <= always | sometimes:
                     return kind
@@ -346,6 +349,36 @@ def tensor(rows, example):
     return made
 '''
 
+LOAD_KERAS = '''"""Load the Keras model in this folder. Needs only Keras, its backend and NumPy."""
+
+import json
+import os
+import pathlib
+import runpy
+
+FOLDER = pathlib.Path(__file__).parent
+about = json.loads((FOLDER / "model.json").read_text())
+os.environ.setdefault("KERAS_BACKEND", about["backend"])
+
+import keras
+
+network = keras.saving.load_model(FOLDER / "model.keras", compile=False)
+recipe = runpy.run_path(str(FOLDER / "recipe.py"))
+
+
+def predict(*inputs, output="raw", **named_inputs):
+    """Return the outputs for rows: raw rows (a frame, a CSV file, dictionaries), or the inputs of
+    model.json as arrays or lists. The output is "raw", "class" or "probability"."""
+    if len(inputs) == 1 and not named_inputs and recipe["is_rows"](inputs[0]):
+        inputs = recipe["make_inputs"](about, inputs[0])
+        if about["keywords"]:
+            named_inputs = dict(zip(about["keywords"], inputs))
+    arrays = [keras.ops.convert_to_numpy(part) for part in inputs]
+    named = {name: keras.ops.convert_to_numpy(part) for name, part in named_inputs.items()}
+    outputs = network.predict_on_batch(named or (arrays[0] if len(arrays) == 1 else arrays))
+    return recipe["decode"](outputs, output, about["target"])
+'''
+
 LOAD_SKLEARN = '''"""Load the estimator that this folder holds. Needs only scikit-learn."""
 
 import json
@@ -407,6 +440,9 @@ def save(
             export(draft / "weights.safetensors", "safetensors", kept)
             if kind == TORCH:
                 form, inputs = _write_program(model, data, draft)
+            if kind == KERAS:
+                form, inputs = _write_keras(model, draft)
+                about = {**about, "backend": model.framework}
         (draft / "load.py").write_text(form, encoding="utf-8")
         if form != LOAD_WEIGHTS:
             (draft / "recipe.py").write_text(inspect.getsource(recipe), encoding="utf-8")
@@ -416,7 +452,7 @@ def save(
         given = getattr(model, "_inputs", None)
         described["keywords"] = list(given) if isinstance(given, Mapping) else None
         described["recipe"] = _find_recipe(data, inputs)
-        described["target"] = describe_target(model, data)
+        described["target"] = describe_target(model, data, _predict_example(model, data))
         described["environment"] = environment.describe()["packages"]
         (draft / ABOUT).write_text(f"{strict_json(described)}\n", encoding="utf-8")
         draft.chmod(0o755)
@@ -427,6 +463,13 @@ def save(
         shutil.rmtree(draft, ignore_errors=True)
         raise
     return target
+
+
+def _predict_example(model: Any, data: Dataset) -> Any:
+    """Return a model's outputs for the first rows; None if it does not predict them."""
+    with contextlib.suppress(Exception):
+        return model.predict_batch(next(iter(data.in_order(_ONNX_ROWS, model.framework))))
+    return None
 
 
 def _find_recipe(data: Dataset, inputs: list[str]) -> list[dict[str, Any]] | None:
@@ -445,7 +488,11 @@ def _write_program(model: Any, data: Dataset, folder: Path) -> tuple[str, list[s
     import torch
 
     net = model.net.eval()
-    inputs = traced_inputs(model, data)
+    try:
+        inputs = traced_inputs(model, data)
+    except InputError as error:  # a LightningModule whose forward does not tell its columns
+        warn_user(f"the folder has only the weights, for the network that build.py makes: {error}")
+        return LOAD_WEIGHTS, list(data.columns)
     with traced():
         try:
             with _hide_graph():
@@ -460,6 +507,43 @@ def _write_program(model: Any, data: Dataset, folder: Path) -> tuple[str, list[s
             return LOAD_WEIGHTS, inputs.columns
         torch.export.save(program, folder / "model.pt2")
     return LOAD_TORCH, inputs.columns
+
+
+def _write_keras(model: Any, folder: Path) -> tuple[str, list[str]]:
+    """Write a Keras model; return the program that loads it, and its inputs."""
+    import keras
+
+    names = column_names("inputs", model.inputs)
+    try:
+        model.net.save(folder / "model.keras")
+        with zipfile.ZipFile(folder / "model.keras") as file:
+            config = json.loads(file.read("config.json"))
+        config.pop("compile_config", None)  # which `load.py` does not read
+        own = next(_find_own_code(config), None)
+        if own is not None:
+            raise TypeError(f"{own} is not of Keras")
+        keras.saving.load_model(folder / "model.keras", compile=False)
+    except Exception as error:  # Keras and the layers raise many kinds of exceptions
+        (folder / "model.keras").unlink(missing_ok=True)
+        warn_user(
+            f"another program cannot load the {type(model.net).__name__} ({cause_of(error)}): the "
+            "folder has only its weights, for the network that build.py makes"
+        )
+        return LOAD_WEIGHTS, names
+    return LOAD_KERAS, names
+
+
+def _find_own_code(config: Any) -> Iterator[str]:
+    """Yield the names of classes and functions that a Keras model's configuration needs."""
+    if isinstance(config, list):
+        for part in config:
+            yield from _find_own_code(part)
+    if isinstance(config, dict):
+        if not str(config.get("module") or "keras").startswith("keras"):
+            named = config.get("registered_name")
+            yield str(config["config"] if named == "function" else config.get("class_name"))
+        for part in config.values():
+            yield from _find_own_code(part)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from cerebro.data.batches import make_loader
 from cerebro.data.dtypes import Array
 from cerebro.data.given_rows import has_names, is_rows, narrow_arrays, write_temporary
 from cerebro.data.order import mix_in_order
+from cerebro.data.raw_rows import is_raw, make_source
+from cerebro.data.recipe import has_arrays, is_ambiguous, is_csv
 from cerebro.data.rows import Part
 from cerebro.data.sources.arrays import is_bunch
 from cerebro.data.validation import find_unfit_columns
@@ -25,7 +27,7 @@ from cerebro.machine.devices import CPU, choose_resume_devices, use_device
 from cerebro.machine.libraries import present_settings, settings_of_run
 from cerebro.model import column_names, read_columns, stored_column
 from cerebro.results.export import Kept
-from cerebro.results.raw_rows import decode, is_csv, make_inputs
+from cerebro.results.outputs import decode
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, TrialRecord, strip_study
 from cerebro.run.settings import Batches, Exactness, read_group
@@ -189,16 +191,20 @@ class TrainedModel:
             is_columns = isinstance(data, Mapping) and not is_bunch(data)
             unfit: dict[str, str] = {}
             train = self._saved.training_data()
-            made = (
-                None
-                if is_array or isinstance(data, Dataset)
-                else make_inputs(live.model, data, train)
-            )
+            made = None
+            if type(data).__module__.startswith("pandas") and is_array:  # a row of a frame
+                data, is_array = data.to_dict(), False
+            if train is None and is_csv(data):
+                raise InputError(f"the run's data is missing, which says how to read '{data}'")
+            if train is not None and is_raw(data):
+                made = make_source(data, train, _find_inputs(live.model, train), "predict")
             if made is not None and train is not None:
                 data = rows.enter_context(write_temporary(made, train, "predict"))
             elif is_array or (is_columns and not has_names(data, self._saved.columns())):
+                if is_columns and train is not None:
+                    _check_inputs(live.model, data, train)
                 data = narrow_arrays(data, self._saved.columns())
-            elif is_rows(data) and not isinstance(data, list):  # which has batches
+            elif is_rows(data) and not (isinstance(data, list) and has_arrays(data[0])):  # batches
                 data = rows.enter_context(
                     write_temporary(data, self._saved.dataset("data"), "predict")
                 )
@@ -217,14 +223,34 @@ class TrainedModel:
         if train is None:
             return {}
         inputs = getattr(model, "_inputs", None)
-        names: Collection[str] | None = read_columns(model, train.columns)  # None: perhaps any
-        if inputs is not None:
-            names = {stored_column(name, train.columns) for name in column_names("inputs", inputs)}
+        names = _find_inputs(model, train)
         columns = [name for name in data.columns if names is None or name in names]
         unfit = find_unfit_columns(train, data, what, columns)
         if unfit and inputs is not None:
             raise InputError(next(iter(unfit.values())))
         return unfit
+
+
+def _find_inputs(model: Any, train: Dataset) -> list[str] | None:
+    """Return the stored columns that a model reads; None: perhaps any."""
+    inputs = getattr(model, "_inputs", None)
+    if inputs is None:
+        return read_columns(model, train.columns)
+    return [stored_column(name, train.columns) for name in column_names("inputs", inputs)]
+
+
+def _check_inputs(model: Any, arrays: Mapping[str, Any], train: Dataset) -> None:
+    """Raise InputError if arrays by column may be rows before or after they became inputs."""
+    inputs = _find_inputs(model, train)
+    for made in train.shards.manifest.recipe:
+        name = made["name"]
+        given = {**made, "transforms": train.transforms.get(name)}
+        if (inputs is None or name in inputs) and is_ambiguous(given, arrays):
+            raise InputError(
+                f"predict: arrays by column may be rows before or after {name!r} was made of them "
+                "(it has transforms, or is filled, stacked or renamed): give raw rows as a frame "
+                "or lists, or a dataset; for the model's own inputs, load().predict(arrays)"
+            )
 
 
 def _predict(model: Any, data: Any, batch_size: int, unfit: Mapping[str, str]) -> Any:

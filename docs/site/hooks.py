@@ -24,6 +24,7 @@ FOUND_FIRST = {  # by the site's search: the page for a task before those that m
     "comparison.md": 0.3,
 }
 SOURCES = re.compile(r"\[([^\]]+)\]\((?:\.\./)+examples/[^)]*\)")  # links to programs
+ROLES = re.compile(r":(?:attr|class|data|func|meth|mod):<code>~?")
 HIDDEN = re.compile(r"^<!-- run\n(?s:.*?)^-->\n|^ *<!-- not run: .*\n", re.MULTILINE)
 
 
@@ -56,6 +57,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.is_homepage:
         page.meta["hide"] = ["navigation", "toc"]  # it leads to all pages itself
     return SOURCES.sub(r"\1", markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Leave out the roles of docstrings, such as that of :class:`cerebro.Dataset`."""
+    return ROLES.sub("<code>", html)
 
 
 def _within(content: str) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -180,3 +183,104 @@ def test_a_clone_with_another_batch_size_is_refused_where_a_schedule_counts_batc
     with pytest.raises(cerebro.InputError, match=r"8 instead of 16.* move .*CosineDecay"):
         cerebro.resume(result, build, actions=clones[:1])
     assert cerebro.resume(result, build, actions=clones[1:]).trials[2].status == "finished"
+
+
+ELSEWHERE = """
+import json, runpy, sys
+sys.modules["cerebro"] = None
+predict = runpy.run_path(sys.argv[1] + "/load.py")["predict"]
+rows = json.loads(sys.argv[2])
+print(json.dumps([predict(rows, output=o).tolist() for o in ("raw", "class", "probability")]))
+"""
+ROWS = [
+    {"a": float(row), "b": None if row % 5 == 0 else -row / 9, "city": "AB"[row % 2],
+     "y": ["no", "yes"][row % 2]}
+    for row in range(40)
+]  # fmt: skip
+
+
+def two_inputs(logits):
+    x, city = keras.layers.Input((2,), name="x"), keras.layers.Input((), name="city")
+    code = keras.layers.Reshape((1,))(city)
+    hidden = keras.layers.Concatenate()([x, code])
+    net = keras.Model([x, city], keras.layers.Dense(2, None if logits else "softmax")(hidden))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=logits)
+    net.compile("sgd", loss if logits else "sparse_categorical_crossentropy")
+    return net
+
+
+def search_rows(build, folder):
+    data = cerebro.shard(ROWS, folder / "d", columns={"x": ["a", "b"], "city": "city", "y": "y"},
+                         dtypes={"x": "float32"}, missing="category", progress=False)  # fmt: skip
+    options = {"epochs": 1, "batch_size": 8, "searcher": "grid", "workers": 0, "progress": False}
+    return cerebro.search(build, {"lr": [0.1]}, data, run=folder / "run", **options).best
+
+
+@pytest.mark.parametrize("logits", [True, False])
+def test_a_saved_folder_predicts_raw_rows_without_cerebro(logits, tmp_path):
+    best = search_rows(lambda config: two_inputs(logits), tmp_path)
+    raw = keras.ops.convert_to_numpy(best.predict(ROWS))
+    x = np.array([[r["a"], np.median([q["b"] for q in ROWS if q["b"] is not None])
+                   if r["b"] is None else r["b"]] for r in ROWS], np.float32)  # fmt: skip
+    city = np.array([r["city"] == "B" for r in ROWS], np.int64)
+    by_hand = best.load().net.predict({"x": x, "city": city}, verbose=0)
+    np.testing.assert_allclose(raw, by_hand, rtol=1e-6)
+    share = np.exp(raw) / np.exp(raw).sum(1, keepdims=True) if logits else raw
+    np.testing.assert_allclose(best.predict(ROWS, output="probability"), share, rtol=1e-5)
+    names = np.array(["no", "yes"])[raw.argmax(1)].tolist()
+    assert best.predict(ROWS, output="class").tolist() == names
+    best.save(tmp_path / "model")
+    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "model"), json.dumps(ROWS)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    np.testing.assert_allclose(found[0], raw, rtol=1e-6)
+    assert found[1] == names
+    np.testing.assert_allclose(found[2], share, rtol=1e-5)
+
+
+def test_a_saved_folder_with_an_own_layer_has_its_weights(tmp_path):
+    class Twice(keras.layers.Layer):
+        def call(self, x):
+            return 2 * x
+
+    def build(config):
+        net = keras.Sequential([keras.layers.Input((2,)), Twice(), keras.layers.Dense(2)])
+        net.compile("sgd", "sparse_categorical_crossentropy")
+        return cerebro.keras.Model(net, inputs="x", target="y")
+
+    best = search_rows(build, tmp_path)
+    with pytest.warns(UserWarning, match="cannot load the Sequential .Twice is not of Keras"):
+        best.save(tmp_path / "model")
+    files = {path.name for path in (tmp_path / "model").iterdir()}
+    assert files == {"build.py", "load.py", "model.json", "weights.safetensors"}
+
+
+@keras.saving.register_keras_serializable()
+def shifted(x):
+    return keras.ops.relu(x) - 0.5
+
+
+def test_a_function_of_the_program_is_not_in_the_folder(tmp_path):
+    def build(config):
+        layers = [keras.layers.Input((2,)), keras.layers.Dense(2, activation=shifted)]
+        net = keras.Sequential(layers)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        net.compile("sgd", [loss])
+        return cerebro.keras.Model(net, inputs="x", target="y")
+
+    best = search_rows(build, tmp_path)
+    assert best.predict(ROWS, output="probability").shape == (len(ROWS), 2)
+    with pytest.warns(UserWarning, match="cannot load the Sequential .*shifted is not of Keras"):
+        best.save(tmp_path / "model")
+
+
+def test_outputs_that_are_no_probabilities_are_refused(tmp_path):
+    def build(config):  # the loss expects probabilities, and gets logits
+        net = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(2)])
+        net.compile("sgd", "sparse_categorical_crossentropy")
+        return cerebro.keras.Model(net, inputs="x", target="y")
+
+    best = search_rows(build, tmp_path)
+    with pytest.raises(cerebro.InputError, match="the outputs are not probabilities"):
+        best.predict(ROWS, output="class")

@@ -62,6 +62,19 @@ cerebro.search(build, {"lr": [0.1, 0.3], "wait": 0.05}, (x, y), epochs=400, vali
                searcher="grid", batch_size=16, workers=1, run="runs/slow")
 """
 
+SAY_WHEN_IT_WAITS = """
+import sys, threading, time
+def say_when_it_waits(thread=threading.get_ident()):
+    def names(frame):
+        while frame is not None:
+            yield frame.f_code.co_name
+            frame = frame.f_back
+    while "_wait" not in list(names(sys._current_frames()[thread])):
+        time.sleep(.01)
+    print("waits", flush=True)
+threading.Thread(target=say_when_it_waits).start()
+"""
+
 
 class Kernel:
     """A notebook: a kernel, and the outputs of its cells as they would be saved."""
@@ -233,7 +246,7 @@ def test_the_block_of_a_background_search_follows_its_store(kernel: Kernel) -> N
     kernel.run(wait + "\ntime.sleep(2.5)")  # the block of the other cell is drawn meanwhile
     (block,) = html_of(cell)
     assert ">running<" in block and " so far" in block and block.count("<tr") == 3
-    cell = kernel.run("run.result()", until=lambda m: m["msg_type"] == "execute_input")
+    cell = kernel.run(SAY_WHEN_IT_WAITS + "run.result()", until=lambda m: m["msg_type"] == "stream")
     assert cell.outputs[-1]["traceback"] == [
         f"stopped waiting: the search goes on in {folder_of(kernel)}/runs/far",
         "to wait again:  run.result()",

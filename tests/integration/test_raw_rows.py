@@ -194,6 +194,170 @@ def test_missing_columns_and_no_rows_are_refused(trained: tuple[Any, Path], tmp_
         best.predict(NEW, output="label")
 
 
+def test_raw_rows_are_evaluated_and_validated_as_predicted(
+    trained: tuple[Any, Path], tmp_path: Path
+) -> None:
+    best, _ = trained
+    rows = passengers(24).drop(columns="Name")
+    rows.loc[3, "Port"] = "elsewhere"  # no such name when trained, but it has a code
+    outputs = torch.as_tensor(best.predict(rows))
+    target = torch.tensor(rows["Survived"].eq("yes").to_numpy().astype(int))
+    loss = float(nn.functional.cross_entropy(outputs, target))
+    forms: list[Any] = [rows, rows.to_dict("records"), rows.to_dict("list")]
+    if arrow := pytest.importorskip("pyarrow"):
+        forms.append(arrow.Table.from_pandas(rows))
+    for form in forms:
+        assert best.evaluate(form)["loss"] == pytest.approx(loss, rel=1e-6)
+    data = best.saved.dataset("data")
+    again = search(build, data, tmp_path / "run", validation=rows, epochs=1).best
+    assert again.evaluate(rows)["loss"] == pytest.approx(again.evaluate()["loss"], rel=1e-6)
+    assert again.metrics["val_loss"] == again.evaluate()["loss"]
+    rows.loc[5, "Sex"] = "other"
+    with pytest.raises(InputError, match="column 'Sex' has 'other' in row 5"):
+        best.evaluate(rows)
+
+
+def test_raw_rows_are_not_taken_for_derived_columns(tmp_path: Path) -> None:
+    frame = passengers()[["Fare", "Survived"]].rename(columns={"Fare": "x", "Survived": "y"})
+    data = cerebro.shard(frame, tmp_path / "d", dtypes={"x": "float32"}, progress=False)
+    derived = data.derive(tmp_path / "e", lambda batch: {"x": batch["x"] / 9}, keep=["y"],
+                          progress=False)  # fmt: skip
+
+    def linear(config: dict[str, Any]) -> Any:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Unflatten(0, (-1, 1)), nn.Linear(1, 2))
+        optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"])
+        return cerebro.torch.Model(net, optimizer=optimizer, loss=nn.functional.cross_entropy)
+
+    best = search(linear, derived, tmp_path / "run").best
+    tables: list[Any] = [frame, frame.to_dict("records")]
+    if arrow := pytest.importorskip("pyarrow"):
+        tables.append(arrow.Table.from_pandas(frame))
+    for rows in tables:
+        for method in (best.predict, best.evaluate):
+            with pytest.raises(InputError, match="were computed by derive or features"):
+                method(rows)
+    known = {name: np.concatenate([derived.shard(i)[name] for i in range(derived.num_shards)])
+             for name in ("x", "y")}  # fmt: skip
+    known["y"] = np.array(["no", "yes"])[known["y"]]
+    assert best.evaluate(known) == best.evaluate(derived)
+    kept = data.derive(tmp_path / "f", lambda batch: {"z": batch["x"] / 9}, keep=["x", "y"],
+                       progress=False)  # fmt: skip
+    best = search(linear, kept, tmp_path / "kept").best  # which reads x
+    torch.testing.assert_close(
+        best.predict(frame[["x"]]),
+        best.predict(frame["x"].to_numpy().astype("float32")), rtol=0, atol=0,
+    )  # fmt: skip
+
+
+def test_columns_and_numbers_are_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "twice.csv").write_text("a,b,a\n1,2,3\n")
+    number = 2**53 + 1
+    for wrong, text in (
+        (tmp_path / "twice.csv", "two columns named 'a': rename one"),
+        ([{"a": 1}, {"a": 2, "b": 3}], "row 1 has the column 'b', which row 0 lacks"),
+        ({"a": [number, None]}, f"column 'a' has {number} in row 0, which float64 cannot hold"),
+        ({"a": [number, 0.5]}, f"column 'a' has {number} in row 0, which float64 cannot hold"),
+        ({"a": [None, 1], "y": [1, None]}, "column 'y' is the target, and is missing in row 1"),
+        ({"a": [None, 1], "label": ["u", None]}, "column 'label' is the target, and is missing"),
+    ):
+        with pytest.raises(InputError, match=text):
+            cerebro.shard(wrong, tmp_path / "d", missing="category", progress=False)
+    rows = {"n": [number, 1], "a": ["u", None], "b": ["no", "yes"]}
+    data = cerebro.shard(
+        rows, tmp_path / "d", columns={"n": "n", "a": "a", "y": "b"}, shards=1, shuffle=False,
+        missing="fill", unknown="category", progress=False,
+    )  # fmt: skip
+    assert data.shard(0)["n"].tolist() == [number, 1]
+    assert data.classes["a"] == ["u", "unknown"] and data.classes["y"] == ["no", "yes"]
+
+
+def test_arrays_by_column_are_inputs_unless_they_may_be_rows(
+    trained: tuple[Any, Path], tmp_path: Path
+) -> None:
+    import runpy
+
+    best, _ = trained
+    predict = runpy.run_path(str(best.save(tmp_path / "model") / "load.py"))["predict"]
+    x = np.array([[0.5, 0.25, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]], np.float32)
+    sex, port = np.array([1, 0]), np.array([4, 3])
+    arrays = {"sex": sex, "port": port, "x": x}  # x has transforms, and port a code for new names
+    for function, error in ((best.predict, InputError), (predict, ValueError)):
+        with pytest.raises(error, match="may be rows before or after 'x' was made of them"):
+            function(arrays)
+    inputs = {name: torch.as_tensor(array) for name, array in arrays.items()}
+    torch.testing.assert_close(predict(x, sex, port), best.load().predict(inputs), rtol=0, atol=0)
+    arrow = pytest.importorskip("pyarrow")
+    with pytest.raises(ValueError, match="Arrow table: give a frame"):
+        predict(arrow.Table.from_pylist([{"Sex": "male"}]))
+    plain = cerebro.shard({"x": x, "y": np.array([0, 1])}, tmp_path / "d", progress=False)
+
+    def linear(config: dict[str, Any]) -> Any:
+        torch.manual_seed(0)
+        net = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"])
+        return cerebro.torch.Model(net, optimizer=optimizer, loss=nn.functional.cross_entropy)
+
+    best = search(linear, plain, tmp_path / "run", validation=None, batch_size=2).best
+    predict = runpy.run_path(str(best.save(tmp_path / "plain") / "load.py"))["predict"]
+    torch.testing.assert_close(best.predict({"x": x}), best.predict(x), rtol=0, atol=0)
+    torch.testing.assert_close(predict({"x": x}), best.predict(x), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="the arrays lack the column 'x'"):
+        predict({"z": x})
+
+
+def test_mixed_forms_of_rows_are_refused(trained: tuple[Any, Path], tmp_path: Path) -> None:
+    best, _ = trained
+    row = {**NEW[1], "Age": [4.0, 5.0]}
+    with pytest.raises(InputError, match="column 'Port' is one value, and others are lists"):
+        best.predict(row)
+    frame = pd.DataFrame(NEW)
+    torch.testing.assert_close(
+        best.predict({name: frame[name] for name in frame}), best.predict(frame), rtol=0, atol=0
+    )
+    torch.testing.assert_close(best.predict(frame.iloc[1]), best.predict([NEW[1]]), rtol=0, atol=0)
+    for text in ('Age,Port\n1,"S\n2,Q\n', "Age,Port\n1,\xe9"):
+        (tmp_path / "bad.csv").write_bytes(text.encode("latin-1"))
+        with pytest.raises(InputError, match="cannot be read after line"):
+            best.predict(tmp_path / "bad.csv")
+        with pytest.raises(InputError, match="cannot be read after line"):
+            cerebro.shard(tmp_path / "bad.csv", tmp_path / "d", missing="fill", progress=False)
+
+
+def test_columns_that_nobody_reads_may_hold_anything(
+    trained: tuple[Any, Path], tmp_path: Path
+) -> None:
+    best, _ = trained
+    rows = passengers(24)
+    plain = best.evaluate(rows.drop(columns="Name"))
+    odd = rows.assign(
+        Cabin=[None, "C1"] * 12, when=pd.Timestamp("2026-01-01"), pixels=[[1, 2]] * 24
+    )
+    assert best.evaluate(odd) == plain
+    assert best.evaluate(odd.to_dict("records")) == plain
+    torch.testing.assert_close(best.predict(odd), best.predict(rows), rtol=0, atol=0)
+    again = search(build, best.saved.dataset("data"), tmp_path / "run", validation=odd).best
+    assert again.evaluate(odd)["loss"] == pytest.approx(again.metrics["val_loss"], rel=1e-6)
+
+
+def test_made_columns_have_the_types_of_the_training_data(tmp_path: Path) -> None:
+    frame = passengers()[["Fare", "Survived"]]
+    data = cerebro.shard(
+        frame, tmp_path / "d", columns={"x": ["Fare"], "y": "Survived"}, dtypes={"x": "bfloat16"},
+        shards=1, shuffle=False, progress=False,
+    )  # fmt: skip
+
+    def linear(config: dict[str, Any]) -> Any:
+        torch.manual_seed(0)
+        net = nn.Linear(1, 2).bfloat16()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-4 * config["lr"])
+        return cerebro.torch.Model(net, optimizer=optimizer, loss=nn.functional.cross_entropy)
+
+    best = search(linear, data, tmp_path / "run").best
+    assert best.evaluate(frame) == best.evaluate(data)
+    assert set(best.predict(frame, output="class")) <= {"no", "yes"}
+
+
 def test_fill_values_are_computed_and_recorded(tmp_path: Path) -> None:
     frame = pd.DataFrame(
         {
@@ -295,11 +459,17 @@ def test_one_output_is_the_share_of_the_second_class(tmp_path: Path) -> None:
     assert best.predict(rows, output="class").tolist() == (share > 0.5).astype(int).tolist()
 
 
-def test_an_estimator_predicts_raw_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_pipeline", [False, True])
+def test_an_estimator_predicts_raw_rows(is_pipeline: bool, tmp_path: Path) -> None:
     linear = pytest.importorskip("sklearn.linear_model")
 
     def fit(config: dict[str, Any]) -> Any:
-        made = linear.SGDClassifier(loss="log_loss", random_state=0)
+        made: Any = linear.SGDClassifier(loss="log_loss", random_state=0)
+        if is_pipeline:
+            from sklearn.pipeline import make_pipeline
+            from sklearn.preprocessing import StandardScaler
+
+            made = make_pipeline(StandardScaler(), made)
         return cerebro.sklearn.Model(made, inputs=["x", "sex"])
 
     data = cerebro.shard(passengers(), tmp_path / "d", columns=COLUMNS, missing="category",
@@ -332,3 +502,232 @@ def test_cells_of_text_do_not_make_numbers_categories(tmp_path: Path) -> None:
     file.write_text(file.read_text() + "?,1\n")
     with pytest.raises(InputError, match="column 'a' holds numbers, but '\\?' in row 11"):
         cerebro.shard(file, tmp_path / "b", missing="median", progress=False)
+
+
+def train_on(loss: Any, outputs: int, target: Any, folder: Path, **net: Any) -> Any:
+    """Return a trained model of `outputs` outputs, and the rows that it was trained on."""
+
+    def fit(config: dict[str, Any]) -> Any:
+        torch.manual_seed(0)
+        layers = [nn.Linear(2, outputs), *net.values()]
+        made = nn.Sequential(*layers)
+        optimizer = torch.optim.SGD(made.parameters(), lr=config["lr"])
+        return cerebro.torch.Model(made, optimizer=optimizer, loss=loss)
+
+    x = np.random.default_rng(1).normal(size=(40, 2)).astype(np.float32)
+    data = cerebro.shard({"x": x, "y": target}, folder / "d", progress=False)
+    return search(fit, data, folder / "run").best, x
+
+
+F = nn.functional
+CLASSES = np.arange(40) % 3
+SOFTMAX, LOG = nn.Softmax(dim=1), nn.LogSoftmax(dim=1)
+
+
+class Sharp(nn.CrossEntropyLoss):
+    def forward(self, output: Any, target: Any) -> Any:
+        return super().forward(output * 3, target)
+
+
+@pytest.mark.parametrize(
+    ("loss", "net", "known"),
+    [
+        (F.cross_entropy, {}, True),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), {}, True),
+        (lambda output, y: F.cross_entropy(output, y.long()), {}, True),
+        (lambda output, y: F.nll_loss(F.log_softmax(output, 1), y), {}, True),
+        (lambda output, y: F.nll_loss(output, y), {"log": LOG}, True),
+        (lambda output, y: F.cross_entropy(output / 2, y), {}, False),
+        (lambda output, y: F.nll_loss(torch.log(output), y), {"soft": SOFTMAX}, False),
+        (Sharp(), {}, False),
+        (lambda output, y: F.cross_entropy(output, y) + 0.1 * output.std(), {}, True),
+        (lambda output, y: F.cross_entropy(output, y, torch.tensor([1.0, 2, 3])), {}, True),
+        (lambda output, y: F.cross_entropy(output, y, label_smoothing=0.2), {}, True),
+        (lambda output, y: F.cross_entropy(output, y, reduction="sum"), {}, True),
+        (lambda output, y: F.multi_margin_loss(output, y), {}, False),
+    ],
+)  # fmt: skip
+def test_probabilities_are_those_of_the_loss_or_refused(
+    loss: Any, net: Any, known: bool, tmp_path: Path
+) -> None:
+    best, x = train_on(loss, 3, CLASSES, tmp_path, **net)
+    raw = torch.as_tensor(best.predict(x)).double()
+    assert best.predict(x, output="class").tolist() == raw.argmax(1).tolist()
+    if known:
+        share = best.predict(x, output="probability")
+        np.testing.assert_allclose(share, torch.softmax(raw, 1).numpy(), rtol=1e-6)
+    else:
+        with pytest.raises(InputError, match="the loss does not tell"):
+            best.predict(x, output="probability")
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
+def test_several_labels_in_a_row(dtype: Any, tmp_path: Path) -> None:
+    labels = (np.arange(120).reshape(40, 3) % 2).astype(dtype)
+    loss = lambda output, y: F.binary_cross_entropy_with_logits(output, y.float())  # noqa: E731
+    best, x = train_on(loss, 3, labels, tmp_path)
+    share = torch.sigmoid(torch.as_tensor(best.predict(x)).double()).numpy()
+    np.testing.assert_allclose(best.predict(x, output="probability"), share)
+    assert best.predict(x, output="class").tolist() == (share > 0.5).astype(int).tolist()
+
+
+def test_a_second_sigmoid_is_not_applied(tmp_path: Path) -> None:
+    def loss(output: Any, y: Any) -> Any:
+        return F.binary_cross_entropy(torch.sigmoid(output[:, 0]), y.float())
+
+    def twice(output: Any, y: Any) -> Any:
+        return F.binary_cross_entropy_with_logits(torch.sigmoid(output[:, 0]), y.float())
+
+    def one_of_many(output: Any, y: Any) -> Any:
+        return F.binary_cross_entropy_with_logits(output[:, 0], (y > 0.5).float())
+
+    (tmp_path / "many").mkdir()
+    best, x = train_on(one_of_many, 1, CLASSES, tmp_path / "many")
+    with pytest.raises(InputError, match="the loss does not tell"):
+        best.predict(x, output="class")
+    for name, function in (("once", loss), ("twice", twice)):
+        (tmp_path / name).mkdir()
+        best, x = train_on(function, 1, CLASSES % 2, tmp_path / name)
+        if name == "twice":
+            with pytest.raises(InputError, match="the loss does not tell"):
+                best.predict(x, output="class")
+            continue
+        share = torch.sigmoid(torch.as_tensor(best.predict(x)).double())[:, 0].numpy()
+        np.testing.assert_allclose(best.predict(x, output="probability")[:, 1], share, rtol=1e-6)
+
+
+def test_outputs_that_are_no_probabilities_are_refused() -> None:
+    from cerebro.data import recipe
+
+    target = {"classes": None, "kind": "i", "activation": "none"}
+    with pytest.raises(recipe.RowsError, match="not finite in row 1"):
+        recipe.decode(np.array([0.5, np.nan]), "class", target)
+    for wrong in (np.array([0.5, -0.1]), np.array([0.5, 1.5])):
+        with pytest.raises(recipe.RowsError, match="not probabilities"):
+            recipe.decode(wrong, "probability", target)
+    with pytest.raises(recipe.RowsError, match="3 outputs, but the loss is that of a single one"):
+        recipe.decode(np.full((2, 3), 0.5), "probability", {**target, "activation": "sigmoid"})
+    with pytest.raises(recipe.RowsError, match=r"needs a model that names one target"):
+        recipe.decode(np.zeros((2, 3)), "class", None)
+
+
+@pytest.mark.parametrize(
+    ("loss", "width"),
+    [
+        (lambda output, y: F.cross_entropy(output.abs(), y), 3),
+        (lambda output, y: F.cross_entropy(F.relu(output), y), 3),
+        (lambda output, y: F.cross_entropy(output.clamp(-1, 1), y), 3),
+        (lambda output, y: F.cross_entropy(-output, y), 3),
+        (lambda output, y: F.cross_entropy(output.neg_(), y), 3),
+        (lambda output, y: F.cross_entropy(output, (y + 1) % 3), 3),
+        (lambda output, y: F.cross_entropy(output, 2 - y), 3),
+        (lambda output, y: F.cross_entropy(output[:, :3], y), 5),
+        (lambda output, y: F.cross_entropy(output, y) + F.nll_loss(output, y), 3),
+        (lambda output, y: F.binary_cross_entropy_with_logits(output[:, 0], (y == 1).float()), 1),
+        (lambda output, y: F.binary_cross_entropy_with_logits(output[:, 0].abs(), y.float()), 1),
+    ],
+)
+def test_losses_of_changed_outputs_or_targets_tell_nothing(loss: Any, width: int) -> None:
+    from cerebro.data.manifest import Column
+    from cerebro.torch.loss_calls import find_activation
+
+    for classes in (("a", "b", "c"), None):
+        assert find_activation(loss, (width,), Column("y", "int64", classes=classes)) is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape", "column", "expected"),
+    [
+        (lambda o, y: F.cross_entropy(o, y), (4, 5, 6), ("int64", (5, 6)), "softmax"),
+        (lambda o, y: F.cross_entropy(o.transpose(1, 2), y), (5, 4), ("int64", (5,)), None),
+        (lambda o, y: F.cross_entropy(o, y.argmax(1)), (3,), ("int64", (3,)), "softmax"),
+        (lambda o, y: F.cross_entropy(o, y.float()), (3,), ("int64", (3,)), "softmax"),
+        (lambda o, y: F.binary_cross_entropy_with_logits(o, y), (1, 8, 8), ("float32", (1, 8, 8)),
+         "sigmoid"),
+        (lambda o, y: F.binary_cross_entropy_with_logits(o[:, 0], y, pos_weight=torch.tensor(2.0)),
+         (1,), ("float32", ()), "sigmoid"),
+        (lambda o, y: F.binary_cross_entropy_with_logits(o, y), (), ("float32", ()), "sigmoid"),
+        (lambda o, y: F.binary_cross_entropy(torch.sigmoid(o).squeeze(1), y.float()), (1,),
+         ("int64", ()), "sigmoid"),
+        (lambda o, y: F.nll_loss(o.log_softmax(-1), y), (3,), ("int64", ()), "softmax"),
+        (lambda o, y: F.nll_loss(o.log_softmax(0), y), (3,), ("int64", ()), None),
+        (nn.CrossEntropyLoss(), (3,), ("int64", ()), "softmax"),
+        (nn.NLLLoss(), (3,), ("int64", ()), "exp"),
+        (nn.BCELoss(), (), ("float32", ()), "none"),
+        (nn.MSELoss(), (), ("float32", ()), None),
+    ],
+)  # fmt: skip
+def test_a_loss_tells_what_makes_probabilities(
+    loss: Any, shape: Any, column: Any, expected: Any
+) -> None:
+    from cerebro.data.manifest import Column
+    from cerebro.torch.loss_calls import find_activation
+
+    assert find_activation(loss, shape, Column("y", *column)) == expected
+
+
+def test_classes_are_the_largest_outputs_only_if_the_loss_says_so(tmp_path: Path) -> None:
+    def focal(output: Any, y: Any) -> Any:
+        share = torch.softmax(output, 1).gather(1, y[:, None])
+        return (-((1 - share) ** 2) * torch.log(share)).mean()
+
+    def distances(output: Any, y: Any) -> Any:
+        return F.cross_entropy(-output, y)
+
+    for loss in (focal, distances):
+        folder = tmp_path / loss.__name__
+        folder.mkdir()
+        best, x = train_on(loss, 3, CLASSES, folder)
+        if loss is focal:
+            raw = torch.as_tensor(best.predict(x))
+            assert best.predict(x, output="class").tolist() == raw.argmax(1).tolist()
+        else:
+            with pytest.raises(InputError, match="does not tell how outputs become classes"):
+                best.predict(x, output="class")
+        with pytest.raises(InputError, match="does not tell how outputs become probabilities"):
+            best.predict(x, output="probability")
+
+
+def test_a_lightning_module_with_several_inputs_predicts_raw_rows(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.out = nn.Linear(2, 2)
+
+        def forward(self, first: Any, second: Any) -> Any:
+            return self.out(torch.stack([first, second], 1))
+
+        def training_step(self, batch: Any) -> Any:
+            return F.cross_entropy(self(batch["a"], batch["b"]), batch["y"])
+
+        def validation_step(self, batch: Any) -> None:
+            self.log("loss", self.training_step(batch))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class Predicting(Module):
+        def predict_step(self, batch: Any) -> Any:
+            return self(batch["a"], batch["b"])
+
+    frame = pd.DataFrame({"a": [1.0, np.nan] * 20, "b": np.arange(40.0), "y": [0, 1] * 20})
+    frame = frame.astype({"a": "float32", "b": "float32"})
+    data = cerebro.shard(frame, tmp_path / "d", missing={"a": "median"}, progress=False)
+    best = search(lambda config: Predicting(), data, tmp_path / "run").best
+    net = best.load().net
+    filled = torch.as_tensor(frame[["a", "b"]].fillna(1.0).to_numpy()[:4])
+    with torch.no_grad():
+        expected = net(filled[:, 0], filled[:, 1])
+    rows = frame.drop(columns="y").head(4)
+    torch.testing.assert_close(best.predict(rows), expected, rtol=0, atol=0)
+    with pytest.raises(InputError, match="needs a model that names one target"):
+        best.predict(rows, output="class")
+    with pytest.warns(UserWarning, match="has only the weights, .* does not tell which"):
+        best.save(tmp_path / "model")
+    assert (tmp_path / "model" / "weights.safetensors").exists()
+    best = search(lambda config: Module(), data, tmp_path / "other").best
+    with pytest.raises(InputError, match=r"forward\(first, second\) does not tell which of"):
+        best.predict(rows)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+import cerebro
+from cerebro.cli import main
 
 pytest.importorskip("sklearn")
 pytest.importorskip("pandas")
@@ -16,7 +20,7 @@ from sklearn.decomposition import PCA
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.feature_selection import SelectKBest, chi2
 from sklearn.impute import SimpleImputer
-from sklearn.linear_model import SGDClassifier
+from sklearn.linear_model import SGDClassifier, SGDRegressor
 from sklearn.model_selection import GridSearchCV
 from sklearn.naive_bayes import BernoulliNB, GaussianNB, MultinomialNB
 from sklearn.neural_network import MLPClassifier
@@ -167,6 +171,42 @@ def test_estimators_are_choices_of_the_last_step() -> None:
     assert type(found.best_estimator_["clf"]) is type(found.best_params_["clf"])
 
 
+def test_training_rows_may_repeat() -> None:
+    rng = np.random.default_rng(0)
+    drawn = [rng.choice(120, 120) for _ in range(2)]
+    folds = [(rows, np.setdiff1d(np.arange(120), rows)) for rows in drawn]
+    made = make_pipeline(PolynomialFeatures(), MultinomialNB())
+    space = {"multinomialnb__alpha": [0.1, 9.0]}
+    theirs = GridSearchCV(made, space, cv=folds).fit(NUMBERS, Y)
+    ours = SearchCV(made, space, cv=folds, epochs=1, workers=0).fit(NUMBERS, Y)
+    for name in ("split0_test_score", "split1_test_score"):
+        assert list(ours.cv_results_[name]) == list(theirs.cv_results_[name])
+
+
+def test_the_space_may_say_what_the_last_step_is() -> None:
+    """As in scikit-learn, such a pipeline is no classifier yet, so its folds are not stratified."""
+    made = Pipeline([("scaler", RobustScaler()), ("clf", None)])
+    space = {"clf": [BernoulliNB(), BernoulliNB(alpha=9.0)]}
+    options = {"cv": 3, "scoring": "accuracy"}
+    theirs = GridSearchCV(made, space, **options).fit(NUMBERS, Y)
+    ours = SearchCV(made, space, epochs=1, workers=0, **options).fit(NUMBERS, Y)
+    for fold in range(3):
+        name = f"split{fold}_test_score"
+        assert list(ours.cv_results_[name]) == list(theirs.cv_results_[name])
+    assert list(ours.predict(NUMBERS)) == list(theirs.predict(NUMBERS))
+
+
+def test_a_search_of_classes_may_search_a_regressor_next() -> None:
+    search = SearchCV(GaussianNB(), {"var_smoothing": [1e-9]}, cv=3, epochs=1, workers=0)
+    search.fit(NUMBERS, Y)
+    again = search.set_params(estimator=SGDRegressor(random_state=0), space={"alpha": [1e-3]})
+    new = SearchCV(SGDRegressor(random_state=0), {"alpha": [1e-3]}, cv=3, epochs=1, workers=0)
+    target = NUMBERS[:, 0] * 3
+    np.testing.assert_array_equal(
+        again.fit(NUMBERS, target).predict(NUMBERS), new.fit(NUMBERS, target).predict(NUMBERS)
+    )
+
+
 def test_missing_values_that_a_head_leaves_are_named() -> None:
     made = make_pipeline(RobustScaler(), GaussianNB())
     with pytest.raises(RunError, match="NaN or infinity: add a SimpleImputer"):
@@ -179,3 +219,29 @@ def test_solvers_without_partial_fit_are_refused_before_anything_runs() -> None:
     made = make_pipeline(RobustScaler(), MLPClassifier(solver="lbfgs"))
     with pytest.raises(InputError, match="has no partial_fit with solver='lbfgs'"):
         SearchCV(made, {"mlpclassifier__alpha": [1.0]}).fit(NUMBERS, Y)
+
+
+@pytest.mark.parametrize("keeps_data", [False, True])
+@pytest.mark.parametrize("scaler", [StandardScaler(), RobustScaler()])
+def test_replaying_a_run_is_refused_in_one_sentence(
+    keeps_data: bool, scaler: Any, tmp_path: Path, capsys: Any
+) -> None:
+    made = make_pipeline(scaler, SGDClassifier(random_state=0))
+    options = {"run": tmp_path / "run", "path": tmp_path / "data" if keeps_data else None}
+    SearchCV(made, {"sgdclassifier__alpha": [1e-3]}, cv=3, epochs=1, workers=0, **options).fit(
+        NUMBERS, Y
+    )
+    assert main(["replay", str(tmp_path / "run"), "--trial", "0"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: SearchCV made this run, and fit() keeps neither its estimator")
+    assert len(cerebro.open(tmp_path / "run").trials) == 1
+
+
+def test_a_trial_whose_rows_are_gone_says_so(tmp_path: Path) -> None:
+    made = make_pipeline(RobustScaler(), SGDClassifier(random_state=0))
+    options = {"run": tmp_path / "run", "path": tmp_path / "data", "workers": 0}
+    fitted = SearchCV(made, {"sgdclassifier__alpha": [1e-3]}, cv=3, epochs=1, **options).fit(
+        NUMBERS, Y
+    )
+    with pytest.raises(InputError, match=r"reads rows that fit\(\) has removed at its end: use"):
+        fitted.result_.best.load("last", fold=0)

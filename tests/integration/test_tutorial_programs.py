@@ -28,6 +28,7 @@ NEEDED = {
     "keras_classifier": "keras",
     "skorch_net": "skorch",
     "sklearn_pipeline": "sklearn",
+    "jax_loop": "optax",
 }
 SAID = {
     "lightning_classifier": "build returns a LightningModule: it trains as cerebro.torch.from_",
@@ -122,6 +123,55 @@ def test_lightning_trains_the_same_weights(tmp_path: Path, one_thread: None) -> 
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor, trained.state_dict()[name])
     assert result.best.metrics["val_acc"] > 0.5
+
+
+def test_jax_trains_the_same_weights(tmp_path: Path) -> None:
+    optax = pytest.importorskip("optax")
+    jax = pytest.importorskip("jax")
+    program = import_file(PROGRAMS / "jax_loop.py", "jax_loop")
+    result = cerebro.search(
+        program.build, {"hidden": [16], "lr": [0.01], "batch_size": 64},
+        (program.images, program.labels), epochs=2, searcher="grid", workers=0, progress=False,
+        run=tmp_path / "run",
+    )  # fmt: skip
+    params = program.init_network([64, 16, 10], jax.random.key(0))
+    optimizer = optax.adam(0.01)
+    state = optimizer.init(params)
+
+    @jax.jit
+    def update(params: Any, state: Any, x: Any, y: Any) -> Any:
+        gradients = jax.grad(lambda p: program.loss(program.predict(p, x), y))(params)
+        changes, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, changes), state
+
+    for epoch in range(2):
+        for batch in batches_of(result, epoch, 64):
+            x, y = (np.asarray(batch[name]) for name in ("x", "y"))
+            params, state = update(params, state, x, y)
+    x = program.images[:50]
+    np.testing.assert_allclose(
+        result.trials[0].predict(x), np.asarray(program.predict(params, x)), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_search_cv_prints_what_grid_search_cv_prints(tmp_path: Path) -> None:
+    """Naive Bayes learns by batch what it learns at once."""
+    pytest.importorskip("sklearn")
+    ours = (PROGRAMS / "sklearn_gridsearch.py").read_text(encoding="utf-8")
+    assert ours.count("# Cerebro") == 2
+    theirs = ours.replace(
+        "cerebro.sklearn import", "sklearn.model_selection import GridSearchCV as"
+    )
+    printed = []
+    for name, text in (("ours", ours), ("theirs", theirs.replace("epochs=1", "n_jobs=-1"))):
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+        command = [sys.executable, f"{name}.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        printed.append(done.stdout)
+    assert printed[0] == printed[1]
+    assert printed[0].startswith("iris.csv\n0.63")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours.py", "theirs.py"]
 
 
 def hashes(build: Any, data: Any, folder: Path, **options: Any) -> list[Any]:

@@ -120,7 +120,7 @@ class Model(BaseModel):
         apply: Callable[..., Any] | None,
         params: Any,
         *,
-        optimizer: Any,
+        optimizer: Any = None,
         loss: Callable[..., Any] | None = None,
         metrics: Mapping[str, Callable[..., Any]] | None = None,
         epoch_metrics: Mapping[str, Callable[..., Any]] | None = None,
@@ -139,7 +139,7 @@ class Model(BaseModel):
             if not callable(getattr(optimizer, method, None)):
                 raise InputError(
                     "optimizer must have init(params) and update(gradients, state, params), as in "
-                    f"optax; {optimizer!r} does not"
+                    f"optax; {optimizer!r} does not: give, for example, optax.adam(1e-3)"
                 )
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer))):
             raise InputError(f"seed must be a whole number or None, not {seed!r}")

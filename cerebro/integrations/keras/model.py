@@ -211,6 +211,11 @@ class Model(BaseModel):
         """Return loss and metrics of one batch; the model is not changed."""
         return self.evaluate([batch])
 
+    @property
+    def inputs(self) -> Columns:
+        """The columns that the network reads."""
+        return self._inputs
+
     def predict_batch(self, batch: Batch) -> Any:
         """Return the model's outputs for a batch, in evaluation mode."""
         check_batch(batch, self._inputs, None)

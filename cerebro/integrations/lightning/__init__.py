@@ -57,8 +57,8 @@ def from_lightning(
     forward
         The columns passed to ``forward`` in :meth:`~cerebro.model.BaseModel.predict`, in the form
         of `inputs` of :class:`cerebro.torch.Model`. None: the first column if `inputs` is a list;
-        if `inputs` is None, those named like its parameters or the first one; otherwise all of
-        `inputs`. Not used if the module defines ``predict_step``.
+        if `inputs` is None, those named like its parameters or the only one that is no target;
+        otherwise all of `inputs`. Not used if the module defines ``predict_step``.
     gradient_clip_val, gradient_clip_algorithm, accumulate_grad_batches
         As in ``lightning.Trainer``. A window of accumulated batches may cross units: its gradients
         move with the trial.

@@ -80,11 +80,23 @@ class BatchForm:
         elif inputs is not None:
             forward = inputs[0]
         self.inputs, self.forward = inputs, forward
+        self.doubt = ""
 
     def bind_columns(self, module: Any, columns: Sequence[str]) -> None:
-        """If nothing says what ``forward`` gets, choose columns by its signature."""
+        """If nothing says what ``forward`` gets, choose columns by its signature.
+
+        Training does not need them: if they cannot be told, `check_forward` says so.
+        """
         if columns and self.inputs is None and self.forward is None:
-            self.forward = _match_columns(module.forward, columns)
+            try:
+                self.forward = _match_columns(module.forward, columns)
+            except InputError as error:
+                self.doubt = str(error)
+
+    def check_forward(self) -> None:
+        """Raise InputError if the signature of ``forward`` does not tell its columns."""
+        if self.doubt:
+            raise InputError(self.doubt)
 
     def arrange(self, batch: Batch) -> Any:
         """Return a batch as steps receive it; several columns are a list, as in torch's loader."""
@@ -95,6 +107,7 @@ class BatchForm:
 
     def call(self, net: Any, batch: Batch) -> Any:
         """Call a module with the columns of ``forward``."""
+        self.check_forward()
         if self.forward is None:
             return net(batch)
         check_batch(batch, self.forward, None)
@@ -119,14 +132,28 @@ def _match_columns(forward: Any, columns: Sequence[str]) -> Columns | None:
     """Return the columns that ``forward`` takes by its signature; None for the whole batch.
 
     Parameters with the names of columns get these; ``forward(batch)`` and ``forward(**batch)`` get
-    all; otherwise the first parameter gets the first column, as in most modules.
+    all; otherwise a single parameter gets the single column that is no target. Raise InputError if
+    there are several.
     """
     parameters = inspect.signature(forward).parameters.values()
-    named = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name in columns]
+    named = [
+        p.name for p in parameters
+        if p.kind is not p.VAR_KEYWORD and p.name in columns
+        and (p.default is p.empty or p.name not in TARGETS)  # with its target, it computes a loss
+    ]  # fmt: skip
     required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     if named and set(required) <= set(named):
         return {name: name for name in named}
-    return None if required == ["batch"] or not required else columns[0]
+    if required == ["batch"] or not required:
+        return None
+    inputs = [name for name in columns if name not in TARGETS]
+    if len(required) == 1 and len(inputs) == 1:
+        return inputs[0]
+    raise InputError(
+        f"forward({', '.join(required)}) does not tell which of the columns "
+        f"{', '.join(map(repr, columns))} it reads: name them, "
+        "cerebro.torch.from_lightning(module, forward=...)"
+    )
 
 
 class LightningModel(TorchModel):
@@ -393,11 +420,16 @@ class LightningModel(TorchModel):
     @property
     def inputs(self) -> Columns:
         """The columns that are passed to ``forward``."""
+        self._form.check_forward()
         if self._form.forward is None:
             raise InputError("name the columns of forward: from_lightning(..., forward='x')")
         return self._form.forward
 
-    _inputs = inputs
+    @property
+    def _inputs(self) -> Columns | None:  # type: ignore[override]
+        """The columns that predictions read; None: perhaps any."""
+        form = self._form
+        return None if form.doubt or overrides(self.net, "predict_step") else form.forward
 
     def _prepare_batch(self, batch: Batch) -> Any:
         """Return a batch as the steps receive it, after the hooks of its transfer."""

@@ -9,18 +9,21 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import joblib
 import numpy as np
-from sklearn import get_config
+from sklearn import config_context, get_config
 from sklearn.base import clone
+from sklearn.model_selection._search import _yield_masked_array_for_each_param
 
 from cerebro.arguments import warn_user
 from cerebro.errors import InputError
-from cerebro.integrations.sklearn.heads import Heads, split_pipeline, take_rows
+from cerebro.integrations.sklearn.heads import Rows, split_pipeline, take_rows
 from cerebro.integrations.sklearn.model import Model
 from cerebro.integrations.sklearn.steps import kind_of, learns_by_batch, steps_of
 from cerebro.model import Batch
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from cerebro.results.result import Result
 
 SCORE = "score"  # the metric that ranks configurations
+GRID = "param_grid"  # where a space is a list of grids, the number of a configuration's grid
 FAILED = ("failed", "diverged")  # the statuses of trials that have no score
 MAX_TRIED = 64  # how many configurations are drawn to find one that learns by batch
 
@@ -44,21 +48,27 @@ Originals = dict[str, dict[str, Any]]
 
 def as_choices(space: Any) -> tuple[Space, Originals]:
     """Return a space whose configurations are JSON, and the choices that its values stand for."""
-    if isinstance(space, (list, tuple)):
-        raise InputError(
-            "space must be a mapping, not a list of grids: search each one separately, or use "
-            "cerebro.when(...) for parameters that depend on others"
-        )
-    mapping = space.mapping if isinstance(space, Space) else space
     originals: Originals = {}
+    if isinstance(space, (list, tuple)) and all([space, *(isinstance(g, Mapping) for g in space)]):
+        if 0 < sum("batch_size" in grid for grid in space) < len(space):
+            raise InputError("space: give batch_size in each grid of the list, or in none")
+        grids = {GRID: [*range(len(space))]}
+        whens = [When(GRID, number, _sort(grid)) for number, grid in enumerate(space)]
+        return as_space(_convert_mapping({**grids, "grids": whens}, originals)), originals
+    mapping = space.mapping if isinstance(space, Space) else space
     if isinstance(mapping, Mapping):
-        mapping = _convert_mapping(mapping, originals)
+        mapping = _convert_mapping(_sort(mapping), originals)
     return as_space(mapping), originals
+
+
+def _sort(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a mapping in the order in which scikit-learn's grids have it."""
+    return dict(sorted(mapping.items(), key=lambda item: str(item[0])))
 
 
 def restore_choices(config: Mapping[str, Any], originals: Originals) -> dict[str, Any]:
     """Return a configuration's parameters, with the choices that its values stand for."""
-    values = dict(config)
+    values = {name: value for name, value in config.items() if name != GRID}
     for name in values.keys() & originals.keys():
         values[name] = deepcopy(originals[name].get(json.dumps(values[name]), values[name]))
     return values
@@ -136,11 +146,67 @@ def _convert_numbers(value: Any) -> Any:
 # --- models ---------------------------------------------------------------------
 
 
+class Scoring:
+    """The scorers of a search, which count as in the process that called `fit`.
+
+    Parameters
+    ----------
+    scorer
+        ``scorer(estimator, X, y, **metadata)``: returns a number, or a mapping of several.
+    refit
+        Decides which of several scores ranks configurations.
+    takes_rows
+        Whether it gets the whole pipeline and rows as given, which scorers with a name do not need.
+    train
+        Whether training rows are scored, too.
+    """
+
+    def __init__(
+        self, scorer: Callable[..., Any], refit: Any, *, takes_rows: bool, train: bool
+    ) -> None:
+        self.scorer, self.refit, self.takes_rows, self.train = scorer, refit, takes_rows, train
+        self.config = get_config()
+
+    def measure(
+        self, kind: str, estimator: Any, x: Any, y: Any, metadata: Mapping[str, Any]
+    ) -> dict[str, float]:
+        """Return the scores by the names of their metrics; `kind` is "test" or "train"."""
+        with config_context(**self.config):
+            score = self.scorer(estimator, x, y, **metadata)
+        if not isinstance(score, Mapping):
+            return {SCORE if kind == "test" else f"{SCORE}_train_{SCORE}": float(score)}
+        best, values = choose_score(self.refit, [*score]), {}
+        for name, value in score.items():
+            if isinstance(value, str):  # the traceback of this scorer
+                error = f"scoring: {name!r} failed: {value.strip().splitlines()[-1]}"
+                if name == best and kind == "test":
+                    raise InputError(error)
+                warn_user(error)
+                value = math.nan
+            values[f"{SCORE}_{kind}_{name}"] = float(value)
+        if kind == "test":
+            values[SCORE] = values[f"{SCORE}_test_{best}"]
+        return values
+
+
+def choose_score(refit: Any, names: list[str]) -> str:
+    """Return which of several scores ranks configurations, as `SearchCV`'s `refit` says."""
+    if refit is False or callable(refit):
+        return names[0]
+    if refit not in names:
+        raise InputError(
+            f"refit={refit!r} does not say which of several scores is to be best: give "
+            f"{' or '.join(map(repr, names))}, a function of cv_results_, or False"
+        )
+    return str(refit)
+
+
 class ScoredModel(Model):
-    """An estimator that a scikit-learn scorer validates once, on all rows.
+    """An estimator that scikit-learn's scorers validate once, on all rows of a fold.
 
     In the data, classes are the numbers 0, 1, ...; the estimator learns the original `labels`. If
-    the columns of a pipeline's head are given, the data has numbers of their rows.
+    `rows` are given, the data has their numbers. `pipeline` is the estimator and its fitted head,
+    whose key is `key`.
     """
 
     evaluates_whole = True
@@ -148,18 +214,26 @@ class ScoredModel(Model):
     def __init__(
         self,
         estimator: Any,
-        scorer: Callable[..., Any],
+        scoring: Scoring,
         labels: Any,
         weight: str | None,
-        rows: Any = None,
+        rows: Rows | None,
+        fold: int | None,
+        pipeline: Any,
+        key: str,
     ) -> None:
         super().__init__(estimator, classes=labels, weight=weight)
-        self._scorer, self._labels, self._rows = scorer, labels, rows
+        self._scoring, self._labels = scoring, labels
+        self._rows, self._fold, self._pipeline, self._key = rows, fold, pipeline, key
+
+    @cached_property
+    def _matrix(self) -> Any:
+        return self._rows.matrix(self._key) if self._rows is not None else None
 
     def _features(self, batch: Batch) -> Any:
         if self._rows is None:
             return super()._features(batch)
-        return take_rows(self._rows, batch["x"])
+        return take_rows(self._matrix, batch["x"])
 
     def _columns(self, batch: Batch) -> tuple[Any, Any]:
         x, y = super()._columns(batch)
@@ -170,21 +244,28 @@ class ScoredModel(Model):
 
     def _measure(self, batch: Batch) -> tuple[dict[str, float], tuple[Any, ...]]:
         means, parts = super()._measure(batch)
-        return means, parts if self._weight is None else (*parts, np.array(batch[self._weight]))
+        return means, parts if self._rows is None else (parts[1],)
 
     def _measure_whole(self, parts: Sequence[Any]) -> dict[str, float]:
-        x, y, _, *weights = parts
-        weighted = bool(weights) and _weights_rows(self._scorer)
-        options = {"sample_weight": weights[0]} if weighted else {}
-        score = self._scorer(self.estimator, x, y, **options)
-        if isinstance(score, Mapping):
-            raise InputError(
-                f"scoring returned several scores, {', '.join(map(str, score))}: SearchCV takes one"
-            )
-        return {SCORE: float(score)}
+        if self._rows is None:
+            x, y, _ = parts
+            return self._scoring.measure("test", self.estimator, x, y, {})
+        rows, scoring, estimator = self._rows, self._scoring, self.estimator
+        train, test = rows.fold(self._fold)
+        if scoring.takes_rows or scoring.train:
+            whole = rows.whole(self._pipeline, self._key)
+        x, y, metadata = rows.take(test, x=scoring.takes_rows)
+        if scoring.takes_rows:
+            estimator = whole
+        else:
+            x = take_rows(self._matrix, test)
+        values = scoring.measure("test", estimator, x, y, metadata)
+        if scoring.train:
+            values |= scoring.measure("train", whole, *rows.take(train, x=True))
+        return values
 
 
-def _weights_rows(scorer: Any) -> bool:
+def accepts_weights(scorer: Any) -> bool:
     """Return whether a scorer takes ``sample_weight``, by the rule of scikit-learn's searches."""
     if hasattr(scorer, "_accept_sample_weight"):
         return bool(scorer._accept_sample_weight())
@@ -199,40 +280,41 @@ class BuildEstimator:
     def __init__(
         self,
         estimator: Any,
-        scorer: Callable[..., Any],
+        scoring: Scoring,
         labels: Any,
         weight: str | None,
         originals: Originals,
         balances: Sequence[Mapping[Any, float]],
-        heads: Heads | None,
+        rows: Rows | None,
         *,
         keeps_run: bool,
     ) -> None:
-        self.estimator, self.scorer, self.labels = estimator, scorer, labels
-        self.balances, self.heads = balances, heads  # the last balance is that of all rows
+        self.estimator, self.scoring, self.labels = estimator, scoring, labels
+        self.balances, self.rows = balances, rows  # the last balance is that of all rows
         self.weight, self.originals, self.keeps_run = weight, originals, keeps_run
-        self.output = get_config()["transform_output"]
         self.__module__ = type(self).__module__
         self.__qualname__ = type(self).__qualname__
 
     def __call__(self, config: Mapping[str, Any], info: Any) -> ScoredModel:
         estimator = configure_estimator(self.estimator, config, self.originals)
-        if self.output != "default":  # set for this process, but workers are others
+        output = self.scoring.config["transform_output"]
+        if output != "default":  # set for this process, but workers are others
             for _, step in steps_of(estimator):
                 if hasattr(step, "set_output") and not hasattr(step, "_sklearn_output_config"):
-                    step.set_output(transform=self.output)
-        rows = None
-        if self.heads is not None:
-            setting = self._setting_of_head(config)
+                    step.set_output(transform=output)
+        pipeline, key = estimator, "matrix"
+        if self.rows is not None and self.rows.has_heads:
             head, estimator = split_pipeline(estimator)
-            rows = self.heads.transform(head, setting, info.fold)
+            key = self.rows.fit_head(head, self._setting_of_head(config), info.fold)
         balance_classes(estimator, self.balances, info.fold)
-        return ScoredModel(estimator, self.scorer, self.labels, self.weight, rows)
+        given = self.scoring, self.labels, self.weight, self.rows, info.fold
+        return ScoredModel(estimator, *given, pipeline, key)
 
     def _setting_of_head(self, config: Mapping[str, Any]) -> str:
         """Return the text of the parameters that do not belong to the last step."""
         last = self.estimator.steps[-1][0] if hasattr(self.estimator, "steps") else ""
-        own = {k: v for k, v in config.items() if k.partition("__")[0] not in (last, "batch_size")}
+        others = (last, "batch_size", GRID)
+        own = {k: v for k, v in config.items() if k.partition("__")[0] not in others}
         return json.dumps(own, sort_keys=True)
 
     def lines_on_interrupt(self, kept: str, path: str) -> list[str]:
@@ -292,7 +374,7 @@ def check_choices(estimator: Any, space: Space, originals: Originals) -> None:
         options = dimension.options if isinstance(dimension, Choice) else ()
         if isinstance(dimension, Constant):
             options = [dimension.value]
-        for option in () if name == "batch_size" else options:
+        for option in () if name in ("batch_size", GRID) else options:
             try:
                 kind_of(configure_estimator(estimator, {name: option}, originals), whole=True)
             except InputError as error:
@@ -313,53 +395,62 @@ def conclude(result: Result, originals: Originals, refit: Any) -> dict[str, Any]
         warn_user(
             f"{len(failed)} of {len(trials)} configurations failed, the first: {failed[0].error}"
         )
-    table = cv_results(result, originals)
-    means = table["mean_test_score"]
-    if not failed and not np.isfinite(means).all():
-        warn_user(f"One or more of the test scores are non-finite: {means}")
+    metrics = {name: None for t in trials for fold in t.folds for name in fold.metrics}
+    shown = [name for name in metrics if name.startswith(f"{SCORE}_")]  # not Cerebro's own
+    several = any(name.startswith(f"{SCORE}_test_") for name in shown)
+    table = cv_results(result, originals, shown if several else [SCORE, *shown])
+    for name, means in table.items():
+        kind = re.match("mean_(test|train)_", name)
+        if kind and not failed and not np.isfinite(means).all():
+            warn_user(f"One or more of the {kind[1]} scores are non-finite: {means}")
+    found: dict[str, Any] = {"cv_results_": table, "multimetric_": several}
     if callable(refit):
         index = _check_index(refit(table), len(trials))
+    elif several and not refit:
+        return found
     else:
         # `Result.best` may be a configuration that failed later; here it has no score.
         scored = (t.number for t in result.top(len(trials)) if t.status not in FAILED)
         index = next(scored, result.best.number)
+        found["best_score_"] = float(table[f"mean_test_{refit if several else SCORE}"][index])
     return {
-        "cv_results_": table,
+        **found,
         "best_index_": index,
         "best_params_": table["params"][index],
-        "best_score_": float(means[index]),
         "best_epochs_": int(table["epochs"][index]),
     }
 
 
-def cv_results(result: Result, originals: Originals) -> dict[str, Any]:
+def cv_results(result: Result, originals: Originals, metrics: list[str]) -> dict[str, Any]:
     """Return a run with folds as scikit-learn's table of a search: one value per configuration."""
-    from scipy.stats import rankdata
-
     trials = result.trials
-    scores = np.array([[f.metrics.get(SCORE, math.nan) for f in t.folds] for t in trials], float)
-    scores[[trial.status in FAILED for trial in trials]] = math.nan
     params = [restore_choices(trial.config, originals) for trial in trials]
-    table: dict[str, Any] = _collect_times(result, scores.shape)
-    for name in sorted({name for config in params for name in config}):
-        column = np.ma.MaskedArray(np.empty(len(params), object), mask=True)
-        for number, config in enumerate(params):
-            if name in config:
-                column[number] = config[name]
-        table[f"param_{name}"] = column
+    table: dict[str, Any] = _collect_times(result, (len(trials), len(trials[0].folds)))
+    table.update(sorted(_yield_masked_array_for_each_param(params)))
     table["params"] = params
-    for fold in range(scores.shape[1]):
-        table[f"split{fold}_test_score"] = scores[:, fold]
-    table["mean_test_score"] = scores.mean(axis=1)
-    table["std_test_score"] = scores.std(axis=1)
-    # The highest mean has rank 1, ties share the lowest rank, NaN comes last.
-    losses = np.where(np.isnan(table["mean_test_score"]), np.inf, -table["mean_test_score"])
-    table["rank_test_score"] = rankdata(losses, method="min").astype(np.int32)
+    for metric in metrics:
+        name = f"test_{SCORE}" if metric == SCORE else metric.removeprefix(f"{SCORE}_")
+        _add_scores(table, name, metric, trials)
     table["epochs"] = np.array(
         [t.epoch if t.best_epoch is None else t.best_epoch + 1 for t in trials], np.int64
     )
     table["status"] = np.array([trial.status for trial in trials])
     return table
+
+
+def _add_scores(table: dict[str, Any], name: str, metric: str, trials: Sequence[Any]) -> None:
+    from scipy.stats import rankdata
+
+    scores = np.array([[f.metrics.get(metric, math.nan) for f in t.folds] for t in trials], float)
+    scores[[trial.status in FAILED for trial in trials]] = math.nan
+    for fold in range(scores.shape[1]):
+        table[f"split{fold}_{name}"] = scores[:, fold]
+    means = table[f"mean_{name}"] = scores.mean(axis=1)
+    table[f"std_{name}"] = scores.std(axis=1)
+    if name.startswith("test_"):
+        # The highest mean has rank 1, ties share the lowest rank, NaN comes last.
+        losses = np.where(np.isnan(means), np.inf, -means)
+        table[f"rank_{name}"] = rankdata(losses, method="min").astype(np.int32)
 
 
 def _collect_times(result: Result, shape: tuple[int, ...]) -> dict[str, Any]:

@@ -1,68 +1,160 @@
-"""The head of a pipeline: its steps before the last one, which need not learn by batch.
+"""The rows of a `SearchCV` by their numbers, and the heads of its pipelines.
 
-A head is fitted as scikit-learn's searches fit it, on all training rows of a fold, but only once
-for each fold and each setting of its parameters. Training reads the columns that it made.
+A head is the part of a pipeline before its last step, which need not learn by batch. It is fitted
+as scikit-learn's searches fit it, on all training rows of a fold, but only once for each fold and
+each setting of its parameters. Training reads the columns that it made.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+from collections.abc import Mapping
+from copy import copy
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import joblib
 import numpy as np
 from scipy import sparse
+from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing
+from sklearn.utils.validation import _check_method_params, _num_samples
 
 from cerebro._core import trial_seed
 from cerebro.errors import InputError
+from cerebro.integrations.sklearn.steps import steps_of
 from cerebro.machine import generators
 
 
-class Heads:
-    """The columns that the heads of a search make, as files in a folder.
+class Rows:
+    """The rows of a search, as files in a folder: as given, and as the heads make them.
 
-    `folds` has the numbers of each fold's training rows.
+    Parameters
+    ----------
+    x, y
+        As `fit` got them.
+    metadata
+        What scorers get beside them, by its name.
+    matrix
+        The rows as numbers; None if they go through heads.
+    folds
+        The numbers of each fold's rows for training and validation.
+    names
+        The names of the columns of `x`, or None.
     """
 
-    def __init__(self, folder: Path, x: Any, y: Any, folds: list[Any], seed: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        x: Any,
+        y: Any,
+        *,
+        metadata: Mapping[str, Any],
+        matrix: Any,
+        folds: list[tuple[Any, Any]],
+        names: Any,
+        seed: int,
+    ) -> None:
         folder.mkdir()
+        self.has_heads, self.names = matrix is None, names
         self._folder, self._seed = folder, seed
-        joblib.dump((x, y, folds), folder / "rows")
+        joblib.dump(x, folder / "x")
+        joblib.dump((y, metadata, folds), folder / "others")
+        if matrix is not None:
+            joblib.dump(as_numbers(matrix), folder / "matrix")
 
-    def transform(self, head: Pipeline | None, setting: str, fold: int | None) -> Any:
-        """Return all rows as `head` transforms them, fitted on a fold's training rows.
+    def fold(self, number: int | None) -> tuple[Any, Any]:
+        """Return the numbers of a fold's rows for training and validation."""
+        train, test = self._others[2][0 if number is None else number]
+        return train, test
+
+    def take(self, numbers: Any, *, x: bool) -> tuple[Any, Any, dict[str, Any]]:
+        """Return rows, if `x`, targets and metadata of these numbers, as `fit` got them."""
+        y, metadata, _ = self._others
+        rows = _safe_indexing(self._x, numbers) if x else None
+        of_rows = _check_method_params(y, params=metadata, indices=numbers)
+        return rows, _safe_indexing(y, numbers), of_rows
+
+    def fit_head(self, head: Pipeline, setting: str, fold: int | None) -> str:
+        """Fit a head on a fold's training rows, unless another model has done so; return its key.
 
         `setting` is the text of the head's parameters; a fold of None stands for all rows.
         """
         key = hashlib.sha256(f"{fold} {setting}".encode()).hexdigest()
         path = self._folder / key
+        self._check_folder()
         with Path(f"{path}.lock").open("wb") as lock:  # so that one worker fits, and others wait
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
-                rows = self._fit(head, fold)
-                joblib.dump(rows, f"{path}.new")
+                head = clone(head)  # the model's own stays as in other processes
+                matrix, names = self._fit(head, fold)
+                joblib.dump((head, names), f"{path}.head")
+                joblib.dump(matrix, f"{path}.new")
                 Path(f"{path}.new").replace(path)
-        return joblib.load(path, mmap_mode="r")
+        return key
 
-    def _fit(self, head: Pipeline | None, fold: int | None) -> Any:
-        x, y, folds = joblib.load(self._folder / "rows")
-        if head is None:
-            return as_numbers(x)
-        count = len(y)
-        train = np.arange(count) if fold is None else folds[fold]
+    def matrix(self, key: str) -> Any:
+        """Return all rows as numbers: those of a head's key, or of ``"matrix"``."""
+        return self._load(key)
+
+    def whole(self, pipeline: Any, key: str) -> Any:
+        """Return a copy with the fitted head of a key, whose steps know the names of columns."""
+        made, names = copy(pipeline), self.names
+        if isinstance(made, Pipeline):
+            made.steps = [(name, copy(step)) for name, step in made.steps]
+        if self.has_heads:
+            head, names = joblib.load(self._folder / f"{key}.head")
+            made.steps[:-1] = head.steps
+        if names is not None:
+            rename_features(made.steps[-1][1] if self.has_heads else made, names)
+        return made
+
+    def _fit(self, head: Pipeline, fold: int | None) -> tuple[Any, Any]:
+        x, y = self._x, self._others[0]
+        count = _num_samples(x)
+        train = np.arange(count) if fold is None else self.fold(fold)[0]
         others = np.setdiff1d(np.arange(count), train)
-        learned = fit_head(head, _safe_indexing(x, train), y[train], self._seed)
+        learned = fit_head(head, _safe_indexing(x, train), _safe_indexing(y, train), self._seed)
         parts = [as_numbers(learned)]
         if len(others):
             parts.append(as_numbers(head.transform(_safe_indexing(x, others))))
-        place = np.argsort(np.concatenate([train, others]), kind="stable")
+        _, place = np.unique([*train, *others], return_index=True)  # of repeated rows, the first
+        names = getattr(learned, "columns", None)
         if any(map(sparse.issparse, parts)):
-            return sparse.vstack(parts, format="csr")[place]
-        return np.concatenate(parts)[place]
+            return sparse.vstack(parts, format="csr")[place], names
+        return np.concatenate(parts)[place], names
+
+    @cached_property
+    def _x(self) -> Any:
+        return self._load("x")
+
+    @cached_property
+    def _others(self) -> Any:
+        return self._load("others")
+
+    def _load(self, name: str) -> Any:
+        self._check_folder()
+        return joblib.load(self._folder / name, mmap_mode="r")
+
+    def _check_folder(self) -> None:
+        if not self._folder.exists():
+            raise InputError(
+                "this trial of SearchCV reads rows that fit() has removed at its end: use "
+                "best_estimator_, or fit again"
+            )
+
+
+def rename_features(estimator: Any, names: Any) -> None:
+    """Name the features of an estimator that has learned from rows without names."""
+    steps = [step for _, step in steps_of(estimator)]
+    steps[0].feature_names_in_ = np.asarray(names, object)
+    for previous, step in pairwise(steps):
+        if hasattr(step, "feature_names_in_"):  # it has names that the previous step made up
+            step.feature_names_in_ = previous.get_feature_names_out()
 
 
 def fit_head(head: Pipeline, x: Any, y: Any, seed: int) -> Any:

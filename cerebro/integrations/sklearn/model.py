@@ -36,7 +36,8 @@ _SKIPPED = {
     "_loss_function_",  # created by every call of partial_fit
     "labels_",  # of the last batch
     "_n_threads",  # of this machine
-    "_sklearn_output_config",  # set by build
+    "_metadata_request",  # set by build, like the next
+    "_sklearn_output_config",
 }
 
 _OPTIMIZERS = {"adam": AdamOptimizer, "sgd": SGDOptimizer}

@@ -12,17 +12,23 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from scipy.sparse import issparse
+from sklearn import get_config
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, is_classifier
 from sklearn.metrics import check_scoring
-from sklearn.model_selection import check_cv
-from sklearn.utils import get_tags
+from sklearn.model_selection import GridSearchCV, check_cv
+from sklearn.utils import get_tags, indexable
 from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.metadata_routing import (
+    MetadataRouter,
+    MethodMapping,
+    get_routing_for_object,
+    process_routing,
+)
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
@@ -30,7 +36,6 @@ from sklearn.utils.validation import (
     _check_n_features,
     _check_sample_weight,
     _num_samples,
-    check_consistent_length,
     check_is_fitted,
     check_random_state,
     check_X_y,
@@ -39,26 +44,31 @@ from sklearn.utils.validation import (
 
 from cerebro._core import trial_seed
 from cerebro.api.search import search
-from cerebro.arguments import SEARCH, explain_keywords, list_words
+from cerebro.arguments import SEARCH, explain_keywords, list_words, warn_user
 from cerebro.data import Dataset, shard
 from cerebro.data.dtypes import is_number, not_a_number_error
 from cerebro.data.validation import KFold
-from cerebro.errors import InputError
+from cerebro.errors import InputError, RunError
 from cerebro.integrations.sklearn.candidates import (
     SCORE,
     BuildEstimator,
+    Originals,
+    Scoring,
+    accepts_weights,
     as_choices,
     balance_classes,
     check_choices,
+    choose_score,
     conclude,
     configure_estimator,
     find_learning_estimator,
     has_head,
 )
 from cerebro.integrations.sklearn.heads import (
-    Heads,
+    Rows,
     as_numbers,
     fit_head,
+    rename_features,
     split_pipeline,
     take_rows,
 )
@@ -89,8 +99,6 @@ WORDS = {
             "searcher": "sampler search_optimization algorithm method strategy",
             "stop": "early_stopping patience",
             "leave it out: the score of a configuration that fails is NaN": "error_score",
-            "leave it out: scores are of validation rows only; with run=, result_ has the losses "
-            "in training": "return_train_score",
             "leave it out: workers take units as they are free": "pre_dispatch",
             "give searcher=cerebro.SuccessiveHalving(...), whose resource is epochs": "factor "
             "resource min_resources max_resources aggressive_elimination",
@@ -100,6 +108,10 @@ WORDS = {
         }
     ),
 }
+
+
+class FitError(RunError, ValueError):
+    """Every configuration failed, for which scikit-learn's searches raise ValueError."""
 
 
 class KnownFolds:
@@ -149,11 +161,11 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         `PCA`, ...), all of them are fitted on each fold's training rows, once for each setting of
         their parameters. ``class_weight="balanced"`` counts all training rows of a fold.
     space
-        A mapping of the estimator's parameters to their values. Lists, tuples, ranges and arrays
-        are choices, as in scikit-learn, also of estimators; `cerebro.loguniform(...)`, SciPy's
-        distributions and similar are as in `cerebro.search`. A choice may be a tuple
-        (``hidden_layer_sizes``) or a mapping (``class_weight``). ``batch_size`` may be one of the
-        names.
+        A mapping of the estimator's parameters to their values, or a list of such mappings, each
+        searched by itself. Lists, tuples, ranges and arrays are choices, as in scikit-learn, also
+        of estimators; `cerebro.loguniform(...)`, SciPy's distributions and similar are as in
+        `cerebro.search`. A choice may be a tuple (``hidden_layer_sizes``) or a mapping
+        (``class_weight``). ``batch_size`` may be one of the names.
     epochs
         Passes over the data per configuration, at most.
     n_trials
@@ -167,7 +179,9 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         As for scikit-learn's `check_cv`: a number of folds (stratified for classifiers), a
         splitter, or an iterable of pairs of row numbers or boolean masks.
     scoring
-        None (the estimator's ``score``), the name of a scorer, or ``scorer(estimator, X, y)``.
+        None (the estimator's ``score``), the name of a scorer, or ``scorer(estimator, X, y)``. For
+        several scores, a list of names, a mapping of names to scorers, or a function that returns
+        a mapping. A scorer that is not a name gets the whole pipeline and the rows as given.
     batch_size
         Rows per batch, unless the space has it.
     shuffle, workers, progress
@@ -176,7 +190,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         A `cerebro.EarlyStopping` rule, applied to the mean over folds.
     refit
         Whether to train the best configuration on all rows, for its best number of epochs; or a
-        function that takes `cv_results_` and returns the index of the configuration to train.
+        function that takes `cv_results_` and returns the index of the configuration to train. Of
+        several scores, the name of the one that says which epoch and configuration are best.
     shards
         The number of shards of the data; default: one for every 10,000 rows, at most 8.
     path
@@ -186,6 +201,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         Ctrl-C, `cerebro.open` shows the trials so far; `fit` cannot resume them.
     random_state
         An int, a ``RandomState``, or None for a different seed each time.
+    return_train_score
+        Whether to score each fold's training rows, too.
 
     Attributes
     ----------
@@ -196,7 +213,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         that score.
     cv_results_
         Arrays, one value per configuration: ``params``, ``param_*``, ``split0_test_score`` ...,
-        ``mean_test_score``, ``std_test_score``, ``rank_test_score``, ``epochs`` (trained at the
+        ``mean_test_score``, ``std_test_score``, ``rank_test_score`` (with several scores,
+        ``mean_test_<name>``, ...), ``split0_train_score`` ..., ``epochs`` (trained at the
         time of the scores), ``mean_fit_time``, ``mean_score_time`` (seconds) and their ``std_*``.
     n_splits_, refit_time_, scorer_, n_features_in_, feature_names_in_, classes_, multimetric_
         As in scikit-learn.
@@ -208,7 +226,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     InputError
         In `fit`, if arguments, data or folds are invalid. It is a subclass of ``ValueError``.
     RunError
-        In `fit`, if every configuration failed.
+        In `fit`, if every configuration failed. Here it is a subclass of ``ValueError``, too.
 
     Notes
     -----
@@ -237,14 +255,16 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         workers: int | None = None,
         random_state: Any = 0,
         progress: Any = False,
+        return_train_score: bool = False,
     ) -> None:
         self.estimator, self.space, self.searcher = estimator, space, searcher
         self.epochs, self.n_trials, self.stop, self.refit = epochs, n_trials, stop, refit
         self.cv, self.scoring, self.batch_size, self.shuffle = cv, scoring, batch_size, shuffle
         self.shards, self.path, self.run = shards, path, run
         self.workers, self.random_state, self.progress = workers, random_state, progress
+        self.return_train_score = return_train_score
 
-    def fit(self, X: Any, y: Any, groups: Any = None, **fit_params: Any) -> SearchCV:
+    def fit(self, X: Any, y: Any = None, **params: Any) -> SearchCV:
         """Search, and train the best configuration on all rows.
 
         Parameters
@@ -254,39 +274,56 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             step of a pipeline takes, if its steps are fitted on all training rows of a fold.
         y
             The target: classes of any kind, or numbers.
-        groups
-            The group of each row, for splitters that keep groups together.
-        **fit_params
+        **params
+            ``groups``, the group of each row, for splitters that keep groups together;
             ``sample_weight``, or in a pipeline also ``<last step>__sample_weight``, the weight of
             each row: passed to the estimator's ``partial_fit`` (in a pipeline, to that of the last
-            step) and, as in `GridSearchCV`, to scorers that take it.
+            step) and, as in `GridSearchCV`, ``sample_weight`` to scorers that take it. With
+            scikit-learn's metadata routing, what the estimator, the scorers and the splitter
+            request; the estimator may request only ``sample_weight``.
         """
         refuse(f"{type(self).__name__}.fit")
+        X, y = indexable(X, y)
         space, originals = as_choices(self.space)
         learning = find_learning_estimator(self.estimator, space, originals)
-        by_row = issparse(X) or has_head(self.estimator, originals)
-        columns = self._columns(X, y, fit_params, learning, by_row)
+        has_heads = has_head(self.estimator, originals) or (issparse(X) and _has_steps(self))
+        for_estimator, for_splitter, for_scorers = self._route(params)
+        weights = self._find_weights(for_estimator, learning, originals)
+        x, target = self._validate_rows(X, y, has_heads, is_classifier(learning))
         check_choices(learning, space, originals)
-        self.scorer_ = check_scoring(self.estimator, scoring=self.scoring)
-        self.multimetric_ = False
+        scoring = self._scoring()
+        by_row = has_heads or issparse(X) or scoring.takes_rows or scoring.train or for_scorers
+        columns = {"x": np.arange(len(target)).reshape(-1, 1) if by_row else x, "y": target}
+        if weights is not None:
+            columns["w"] = _check_sample_weight(weights, columns["x"], ensure_non_negative=True)
         seed = _seed_of(self.random_state)
-        order = np.random.RandomState(seed).permutation(len(columns["x"]))
-        pairs, splitter = self._folds(X, len(order), y, groups)
-        labels = getattr(self, "classes_", None)
-        weight = "w" if "w" in columns else None
+        order = np.random.RandomState(seed).permutation(len(target))
+        pairs, splitter = self._folds(X, len(order), y, for_splitter)
+        labels = self.classes_ if is_classifier(learning) else None
         place = np.argsort(order)  # where each row is stored
-        target = columns["y"] if labels is None else labels[columns["y"]]
+        folds = KFold(KnownFolds([(place[a], place[b]) for a, b in pairs], splitter))
         with tempfile.TemporaryDirectory(prefix="cerebro-search-") as temporary:
-            train = [rows for rows, _ in pairs]
-            heads = Heads(Path(temporary, "heads"), X, target, train, seed) if by_row else None
+            rows = None
+            if by_row:
+                rows = Rows(
+                    Path(temporary, "rows"),
+                    X,
+                    y,
+                    metadata=for_scorers,
+                    matrix=None if has_heads else x,
+                    folds=pairs,
+                    names=getattr(self, "feature_names_in_", None),
+                    seed=seed,
+                )
+            of_folds = [*(target[train] for train, _ in pairs), target]
             build = BuildEstimator(
                 self.estimator,
-                self.scorer_,
+                scoring,
                 labels,
-                weight,
+                "w" if "w" in columns else None,
                 originals,
-                [] if labels is None else [_balance(target[rows]) for rows in [*train, ...]],
-                heads,
+                [] if labels is None else [_balance(labels[codes]) for codes in of_folds],
+                rows,
                 keeps_run=self.run is not None,
             )
             data = shard(
@@ -296,70 +333,119 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 shuffle=False,
                 progress=False,
             )
-            result = search(
-                build,
-                space,
-                data,
-                epochs=self.epochs,
-                n_trials=self._trials_of(space),
-                validation=KFold(KnownFolds([(place[a], place[b]) for a, b in pairs], splitter)),
-                searcher=self._searcher_of(space),
-                metric=SCORE,
-                mode="max",
-                batch_size=None if "batch_size" in space.sample(0, 0) else self.batch_size,
-                shuffle=self.shuffle,
-                stop=self.stop,
-                workers=self.workers,
-                devices="cpu",
-                seed=seed,
-                keep="last",
-                run=Path(temporary, "run") if self.run is None else self.run,
-                progress=self.progress,
-            )
+            try:
+                result = search(
+                    build,
+                    space,
+                    data,
+                    epochs=self.epochs,
+                    n_trials=self._trials_of(space),
+                    validation=folds,
+                    searcher=self._searcher_of(space),
+                    metric=SCORE,
+                    mode="max",
+                    batch_size=None if "batch_size" in space.sample(0, 0) else self.batch_size,
+                    shuffle=self.shuffle,
+                    stop=self.stop,
+                    workers=self.workers,
+                    devices="cpu",
+                    seed=seed,
+                    keep="last",
+                    run=Path(temporary, "run") if self.run is None else self.run,
+                    progress=self.progress,
+                )
+            except RunError as error:
+                raise FitError(str(error), error.result) from None
             self.__dict__.update(conclude(result, originals, self.refit))
             if self.refit:
                 config = result.trials[self.best_index_].config
-                self._refit(build, data, seed, config, X if by_row else None, target)
+                self._refit(build, data, seed, config, X, y)
         if self.run is not None:
             self.result_ = result
         return self
 
-    def _columns(
-        self, X: Any, y: Any, fit_params: dict[str, Any], learning: Any, by_row: bool
-    ) -> dict[str, Any]:
-        """Check all arguments and return the rows as columns; `learning` learns by batch.
+    def get_metadata_routing(self) -> MetadataRouter:
+        """Return who gets the metadata of `fit` and `score`, as in `GridSearchCV`."""
+        scorer = check_scoring(self.estimator, scoring=self.scoring)
+        to_fit, to_score, to_split = MethodMapping(), MethodMapping(), MethodMapping()
+        to_score.add(caller="score", callee="score")
+        for mapping, callee in ((to_fit, "fit"), (to_score, "score"), (to_split, "split")):
+            mapping.add(caller="fit", callee=callee)
+        router = MetadataRouter(owner=self)
+        router.add(estimator=self.estimator, method_mapping=to_fit)
+        router.add(scorer=scorer, method_mapping=to_score)
+        return router.add(splitter=self.cv, method_mapping=to_split)
 
-        If rows go through a pipeline's head first, the column "x" has their numbers.
-        """
-        last = steps_of(self.estimator)[-1][0]
-        weight = f"{last}__sample_weight" if f"{last}__sample_weight" in fit_params else WEIGHT
-        sample_weight = fit_params.pop(weight, None)
-        if fit_params:
+    def _scoring(self) -> Scoring:
+        """Return the scorers, and store them as scikit-learn's searches do."""
+        scorer = check_scoring(self.estimator, scoring=self.scoring, raise_exc=False)
+        self.scorer_ = getattr(scorer, "_scorers", scorer)  # a dictionary, if there are several
+        if isinstance(self.scorer_, dict):
+            choose_score(self.refit, [*self.scorer_])
+        given = self.scoring
+        names = [given] if given is None or callable(given) or isinstance(given, str) else given
+        names = names.values() if isinstance(names, Mapping) else names
+        takes_rows = not all(name is None or isinstance(name, str) for name in names)
+        return Scoring(scorer, self.refit, takes_rows=takes_rows, train=self.return_train_score)
+
+    def _route(self, params: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """Return the metadata for the estimator, the splitter and the scorers."""
+        params = {name: value for name, value in params.items() if value is not None}
+        if get_config()["enable_metadata_routing"]:
+            routed = process_routing(self, "fit", **params)
+            return routed.estimator.fit, routed.splitter.split, routed.scorer.score
+        groups = params.pop("groups", None)
+        # Older versions of scikit-learn's searches give scorers no weights.
+        if WEIGHT not in params or not hasattr(GridSearchCV, "_check_scorers_accept_sample_weight"):
+            return params, {"groups": groups}, {}
+        scorer = check_scoring(self.estimator, scoring=self.scoring)
+        accept = {
+            name: accepts_weights(each)
+            for name, each in getattr(scorer, "_scorers", {"scoring": scorer}).items()
+        }
+        for name in (name for name, accepts in accept.items() if not accepts):
+            warn_user(f"{name} does not support sample_weight: it counts all rows alike")
+        return params, {"groups": groups}, {WEIGHT: params[WEIGHT]} if any(accept.values()) else {}
+
+    def _find_weights(self, params: dict[str, Any], learning: Any, originals: Originals) -> Any:
+        """Return the weights of rows for `partial_fit`; refuse all other metadata."""
+        last, final = steps_of(self.estimator)[-1]
+        if params and get_config()["enable_metadata_routing"] and last:  # a pipeline's
+            routed = process_routing(self.estimator, "fit", **params)
+            params = {
+                f"{step}__{name}": value
+                for step, methods in routed.items()
+                for values in methods.values()
+                for name, value in values.items()
+            }
+            for option in originals.get(last, {}).values() if params else ():
+                if _request_of(option) != _request_of(final):
+                    raise InputError(
+                        f"{option!r} does not request sample_weight as {final!r} does: call "
+                        "set_fit_request on each estimator in the space"
+                    )
+        weight = f"{last}__sample_weight" if f"{last}__sample_weight" in params else WEIGHT
+        others = sorted(params.keys() - {weight})
+        if others:
             raise InputError(
-                f"SearchCV.fit takes X, y, groups and sample_weight, not "
-                f"{', '.join(sorted(fit_params))}: scikit-learn's other metadata are not "
-                "supported. Use cerebro.search with your own model, or GridSearchCV"
+                f"SearchCV.fit passes sample_weight to the last step, not {', '.join(others)}: use "
+                "cerebro.search with your own model, or GridSearchCV"
             )
         if kind_of(learning, whole=True) not in ("classifier", "regressor"):
             raise InputError(
                 f"SearchCV takes classifiers and regressors, not {type(self.estimator).__name__}: "
                 "use cerebro.search with cerebro.sklearn.Model"
             )
-        x, target = self._validate_rows(X, y, by_row)
-        columns = {"x": x, "y": target}
-        if sample_weight is not None:
+        if weight in params:
             check_weighting(learning, "sample_weight")
-            columns["w"] = _check_sample_weight(sample_weight, x, ensure_non_negative=True)
-        if callable(getattr(self.scoring, "keys", None)) or isinstance(self.scoring, (list, tuple)):
-            raise InputError("scoring must be one scorer, not several: search by one of them")
-        return columns
+        return params.get(weight)
 
-    def _folds(self, x: Any, count: int, y: Any, groups: Any) -> tuple[list[Any], str]:
+    def _folds(self, x: Any, count: int, y: Any, params: Any) -> tuple[list[Any], str]:
         """Return the numbers of each fold's training and validation rows, and the splitter."""
         splitter = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
         pairs = [
             (_find_row_numbers(train, count, fold), _find_row_numbers(test, count, fold))
-            for fold, (train, test) in enumerate(splitter.split(x, y, groups))
+            for fold, (train, test) in enumerate(splitter.split(x, y, **params))
         ]
         self.n_splits_ = len(pairs)
         return pairs, repr(splitter)
@@ -388,23 +474,22 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             )
         return min(most, self.n_trials)
 
-    def _validate_rows(self, X: Any, y: Any, by_row: bool) -> tuple[Any, Any]:
-        """Return rows, or their numbers, and target as numbers; store the classes."""
+    def _validate_rows(self, X: Any, y: Any, has_heads: bool, classifier: bool) -> tuple[Any, Any]:
+        """Return rows, unless heads take them, and target as numbers; store the classes."""
         if y is None:
             raise InputError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None"
             )
-        classifier = is_classifier(self.estimator)
         checks: dict[str, Any] = {"multi_output": not classifier, "y_numeric": not classifier}
         try:
-            if by_row:  # the head checks the cells
-                check_consistent_length(X, y)
+            if has_heads:  # which check the cells
                 numbers = np.arange(_num_samples(X)).reshape(-1, 1)
                 x, target = check_X_y(numbers, y, dtype=np.int64, **checks)
                 _check_feature_names(self, X, reset=True)
                 _check_n_features(self, X, reset=True)
             else:
-                x, target = validate_data(self, X, y, dtype=[np.float64, np.float32], **checks)
+                checks |= {"dtype": [np.float64, np.float32], "accept_sparse": "csr"}
+                x, target = validate_data(self, X, y, **checks)
         except ValueError as error:
             if str(error).startswith("could not convert string"):
                 _name_bad_cell("X", X)
@@ -434,20 +519,22 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         """Train on all rows, exactly like trial 0 of a search without folds.
 
-        `rows` are those that go through a pipeline's head first, or None.
+        `rows` and `target` are as given.
         """
         begun = time.perf_counter()
         estimator = configure_estimator(build.estimator, config, build.originals)
         size = int(config.get("batch_size", self.batch_size))
         labels = build.labels
-        head, tail = (None, estimator) if rows is None else split_pipeline(estimator)
+        head, tail, matrix = None, estimator, None
+        if build.rows is not None and build.rows.has_heads:
+            head, tail = split_pipeline(estimator)
+            made = fit_head(head, rows, target, seed)
+            matrix, names = as_numbers(made), getattr(made, "columns", None)
+        elif build.rows is not None:
+            matrix = build.rows.matrix("matrix")
         final = steps_of(tail)[-1][1]
         balance = getattr(final, "class_weight", None)
         balance_classes(tail, build.balances, None)
-        if head is not None:
-            rows = fit_head(head, rows, target, seed)
-            names = getattr(rows, "columns", None)
-        matrix = None if rows is None else as_numbers(rows)
         classes = {} if labels is None else {"classes": labels}
         with generators.preserve_generators(False, trial_seed(seed, 0) % 2**32):
             for epoch in range(self.best_epochs_):
@@ -463,10 +550,10 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if head is not None:
             estimator.steps[:-1] = head.steps
             if names is not None:
-                tail.feature_names_in_ = np.asarray(names, object)
+                rename_features(tail, names)
+        elif hasattr(self, "feature_names_in_"):
+            rename_features(estimator, self.feature_names_in_)
         self.best_estimator_ = estimator
-        if head is None and hasattr(self, "feature_names_in_"):
-            _rename_features(estimator, self.feature_names_in_)
         self.refit_time_ = time.perf_counter() - begun
 
     # --- methods of the best estimator ---------------------------------------
@@ -503,10 +590,27 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         """Return the best estimator's decision function."""
         return self._best().decision_function(X)
 
-    def score(self, X: Any, y: Any) -> float:
-        """Return the best estimator's score, by the search's scorer."""
-        best = self._best()
-        return float(self.scorer_(best, X, y))
+    def score(self, X: Any, y: Any = None, **params: Any) -> float:
+        """Return the best estimator's score, by the search's scorer; of several, by `refit`'s.
+
+        `params` are metadata for the scorer, with scikit-learn's metadata routing.
+        """
+        best, scorer = self._best(), self.scorer_
+        if params and not get_config()["enable_metadata_routing"]:
+            raise InputError(
+                f"score takes {', '.join(params)} only with "
+                "sklearn.set_config(enable_metadata_routing=True)"
+            )
+        if self.multimetric_ and not isinstance(self.refit, str):
+            raise InputError(
+                "score does not know which of several scores to return: give refit the name of one"
+            )
+        if params:
+            params = process_routing(self, "score", **params).scorer["score"]
+        if isinstance(scorer, dict):
+            scorer = scorer[self.refit]
+        score = scorer(best, X, y, **params)
+        return float(score[self.refit] if isinstance(score, Mapping) else score)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "cv_results_")
@@ -521,18 +625,19 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         tags.regressor_tags = deepcopy(inner.regressor_tags)
         tags.target_tags = deepcopy(inner.target_tags)
         tags.target_tags.required = True
-        tags.input_tags.sparse = True
+        # Sparse batches are made dense, but not for heads.
+        tags.input_tags.sparse = inner.input_tags.sparse or not hasattr(self.estimator, "steps")
         tags.array_api_support = False
         return tags
 
 
-def _rename_features(estimator: Any, names: Any) -> None:
-    """Name the features of an estimator that has learned from rows without names."""
-    steps = [step for _, step in steps_of(estimator)]
-    steps[0].feature_names_in_ = names
-    for previous, step in pairwise(steps):
-        if hasattr(step, "feature_names_in_"):  # it has names that the previous step made up
-            step.feature_names_in_ = previous.get_feature_names_out()
+def _has_steps(search: Any) -> bool:
+    """Return whether the estimator is a pipeline of several steps."""
+    return len(getattr(search.estimator, "steps", ())) > 1
+
+
+def _request_of(estimator: Any) -> Any:
+    return get_routing_for_object(estimator).fit.requests.get(WEIGHT)
 
 
 def _balance(target: Any) -> dict[Any, float]:

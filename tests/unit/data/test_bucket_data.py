@@ -21,7 +21,7 @@ pytest.importorskip("fsspec")
 import cerebro
 from cerebro.data.cache import PULLING, Cache
 from cerebro.errors import CorruptDataError, InputError
-from cerebro.machine import durable
+from cerebro.machine import disk
 from cerebro.machine import objects as module
 from cerebro.machine.objects import Objects, StorageError
 from cerebro.worker.data_diagnosis import find_not_finite
@@ -251,14 +251,14 @@ def test_a_kill_before_verification_leaves_no_damaged_shard(url, tmp_path, cache
 
 def test_a_shard_is_renamed_into_place_only_after_sync(url, cache, monkeypatch):
     before, after = set(), set()
-    plain = durable._sync
+    plain = disk.sync_descriptor
 
     def noting(fd):
         named = list(cache.glob("data/*/shard-00001"))
         (after if named else before).add(os.fstat(fd).st_ino)
         plain(fd)
 
-    monkeypatch.setattr(durable, "_sync", noting)
+    monkeypatch.setattr(disk, "sync_descriptor", noting)
     cerebro.Dataset(url).shard(1)
     (whole,) = cache.glob("data/*/shard-00001")
     names = sorted(file.name for file in whole.iterdir())

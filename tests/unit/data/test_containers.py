@@ -77,6 +77,7 @@ def test_check_and_plan_take_a_loader() -> None:
     loader = DataLoader(dataset())
     check = cerebro.check(build, {"lr": [1e-4], "batch_size": 8}, loader, validation=0.25)
     assert not check.problems
+    assert str(check).startswith("the DataLoader's dataset is read; its batch_size=1 and its order")
     plan = cerebro.plan({"lr": [1e-4]}, loader, epochs=1, searcher="grid", workers=1)
     assert plan.trials == 1
 
@@ -172,6 +173,41 @@ def test_a_data_module_may_have_no_validation(kind: str, tmp_path: Path) -> None
     assert not (result.path / "validation").exists()
 
 
+@pytest.mark.parametrize("hook", ["on_before_batch_transfer", "on_after_batch_transfer",
+                                  "transfer_batch_to_device"])  # fmt: skip
+def test_a_data_module_that_changes_batches_is_refused(hook: str, tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+    changes = {
+        "train_dataloader": lambda self: DataLoader(dataset()),
+        hook: lambda self, batch, *place: batch,
+    }
+    module = type("Mine", (lightning.LightningDataModule,), changes)()
+    with pytest.raises(InputError, match=f"Mine defines {hook}, which would not be called"):
+        search(module, tmp_path / "run")
+
+
+def test_a_data_module_has_no_trainer(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+
+    class Mine(lightning.LightningDataModule):
+        def setup(self, stage: str) -> None:
+            self.rank = self.trainer.global_rank
+
+    with pytest.raises(InputError, match=r"Mine reads 'global_rank' of None, .* has no Trainer"):
+        search(Mine(), tmp_path / "run")
+
+
+def test_an_error_of_a_data_module_stays_its_own(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+
+    class Mine(lightning.LightningDataModule):
+        def setup(self, stage: str) -> None:
+            raise AttributeError("the archive has no images")
+
+    with pytest.raises(AttributeError, match="the archive has no images"):
+        search(Mine(), tmp_path / "run")
+
+
 def splits(*names: str) -> Any:
     datasets = pytest.importorskip("datasets")
     parts = {}
@@ -196,6 +232,12 @@ def test_a_test_split_never_validates(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not (result.path / "validation").exists()
     captured = capsys.readouterr()
     assert "'train' trains, 'test' is not used" in captured.out + captured.err
+
+
+def test_a_split_is_chosen_by_its_name(tmp_path: Path) -> None:
+    data = splits("train", "validation", "holdout")
+    result = search(data, tmp_path / "run", validation="holdout")
+    assert np.array_equal(written(result, "validation"), dataset(2).tensors[0])
 
 
 def make_images(folder: Path, broken: int) -> Path:

@@ -716,13 +716,29 @@ def test_a_whole_batch_is_looked_up_or_unpacked():
         (lambda batch: batch, None),
         (lambda **inputs: inputs, None),
         (lambda x, y, mask=None: x, {"x": "x", "y": "y"}),
-        (lambda x, other: x, "x"),
+        (lambda x, y=None: x, {"x": "x"}),  # with its target, it would return a loss
     ],
 )
-def test_forward_gets_columns_by_its_signature(forward, columns):
+@pytest.mark.parametrize("order", [["x", "y"], ["y", "x"]])
+def test_forward_gets_columns_by_its_signature(forward, columns, order):
     form = BatchForm(None, None)
-    form.bind_columns(SimpleNamespace(forward=forward), ["x", "y"])
+    form.bind_columns(SimpleNamespace(forward=forward), order)
     assert form.forward == columns
+
+
+@pytest.mark.parametrize(
+    ("forward", "columns", "names"),
+    [
+        (lambda images: images, ["id", "x", "y"], "'id', 'x', 'y'"),
+        (lambda images: images, ["y"], "'y'"),
+        (lambda x, other: x, ["x", "y"], "'x', 'y'"),
+    ],
+)
+def test_forward_is_not_given_columns_by_guess(forward, columns, names):
+    form = BatchForm(None, None)
+    form.bind_columns(SimpleNamespace(forward=forward), columns)
+    with pytest.raises(InputError, match=f"does not tell which of the columns {names} it reads"):
+        form.call(forward, dict.fromkeys(columns, 1))
 
 
 def test_constants_are_those_of_lightnings_trainer():
