@@ -87,8 +87,12 @@ def apart(monkeypatch):
 
 @pytest.fixture
 def elsewhere(monkeypatch, apart, tmp_path):
-    """Agents are on machines of their own: the data, the run and the states are sent."""
+    """Agents are on machines of their own: the data, the run and the states are sent.
+
+    All of them must be there when the run begins, however busy this machine is.
+    """
     from cerebro.cluster import hub as module
 
+    monkeypatch.setattr(module, "LATE_SECONDS", module.START_SECONDS)
     monkeypatch.setattr(module, "read_machine_id", lambda: "another one")
     monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "coordinator"))
