@@ -7,10 +7,12 @@ does; ``--only SEED`` repeats one.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 import time
 import traceback
@@ -30,6 +32,7 @@ from problems import Problem
 from shrinking import shrink
 
 AT_ONCE = 20  # seeds of a message to a process
+LONGEST = 120  # seconds of real time that a run may take: it takes 15 to 33 ms
 
 
 def main() -> int:
@@ -89,6 +92,24 @@ def keep_to_one_core(started: Any) -> None:
         os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
+@contextlib.contextmanager
+def time_limit() -> Iterator[None]:
+    """Raise an error in a run that does not end: it waits for a lock that a paused thread has.
+
+    Raise it again each second: what the run does at its end may wait for the same lock.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        raise RuntimeError(f"a run takes more than {LONGEST} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, LONGEST, 1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def simulate(batch: tuple[Sequence[int], str | None]) -> tuple[Counter[str], list[int]]:
     """Run a batch of seeds; return what happened how often, and the seeds that went wrong."""
     seeds, defect = batch
@@ -100,7 +121,7 @@ def simulate(batch: tuple[Sequence[int], str | None]) -> tuple[Counter[str], lis
         problem = Problem.draw(seed)
         faults = run.draw_faults(problem, seed)
         try:
-            with defects.plant(defect):
+            with defects.plant(defect), time_limit():
                 outcome = run.check(problem, seed, faults)
         except Exception:
             wrong.append(seed)
@@ -132,7 +153,7 @@ def report(seed: int, *, defect: str | None) -> None:
 
 def find_error(seed: int, faults: Sequence[Fault], defect: str | None) -> BaseException | None:
     try:
-        with defects.plant(defect):
+        with defects.plant(defect), time_limit():
             run.check(Problem.draw(seed), seed, faults)
     except Exception as error:
         return error

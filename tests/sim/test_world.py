@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from faults import Fault, Kind, ProcessDied, draw_fault
+from fibers import Fiber
 from messages import SimulatedChannel, make_pair
 from processes import make_executor, start_machine
 from trainer import Model, SimulatedData, right_hash, right_metrics, right_value, train_units
@@ -145,6 +146,34 @@ def test_others_go_on_while_a_process_is_stopped(kind: Kind) -> None:
     process.sleep(0.1)
     assert seen == ["of others", "own"]
     assert process.count_beats(0.0) == (2 if kind == "stop" else 52)
+
+
+@pytest.mark.parametrize("seconds", [1.0, None], ids=["time is over", "ready"])
+def test_a_thread_that_a_call_blocks_goes_on_first(seconds: float | None) -> None:
+    """It may be under a lock, for which another thread of its process would wait for ever."""
+    process = make_process("slow", seconds=5.0)
+    world = process.world
+    seen: list[str] = []
+
+    def read() -> None:
+        for _ in range(3):
+            process.call("read")
+        seen.append("blocked thread")
+
+    def pass_time() -> None:  # as a call of another process does
+        world.now += 0.1
+
+    def plan() -> None:
+        world.at_time(process.blocked_until - 2e-9, pass_time)
+        world.at_time(process.blocked_until - 1e-9, partial(seen.append, "event"), process)
+
+    Fiber(process, read)
+    world.at(1.0, plan)
+    process.wait(seconds, lambda: world.now > 4.0)
+    seen.append("main thread")
+    process.sleep(1.0)
+    assert seen == ["blocked thread", "main thread", "event"]
+    assert world.now > 6.0
 
 
 def test_only_the_wall_clock_jumps() -> None:

@@ -105,17 +105,23 @@ class World:
         while True:
             if process is not None and process.is_dead:
                 raise ProcessDied(process.name)
-            if is_ready() and (process is None or process.blocked_until <= self.now):
+            # A call that blocks the process ends first: its thread may be under a lock.
+            free = 0.0 if process is None else process.blocked_until
+            if is_ready() and free <= self.now and self._has_run(free):
                 return True
             if process is not None:
                 process.begin_tasks()
             if not self._events and end == math.inf:
                 self._stop(process, "nothing is left to happen")
-            if not self._events or self._events[0][0] > end:
-                self.now = max(self.now, end)
+            if self._has_run(max(end, free)):
+                self.now = max(self.now, end, free)
                 self._count(process)
                 return is_ready()
             self._run_first(process)
+
+    def _has_run(self, when: float) -> bool:
+        """Return whether the next event is later than a time."""
+        return not self._events or self._events[0][0] > when
 
     def run_due(self, besides: Process) -> None:
         """Run the events that are due, besides those of one process, which is in a call."""
@@ -134,7 +140,7 @@ class World:
             if process.is_dead:
                 return
             free = process.blocked_until + MOMENT  # first, the call ends that has blocked it
-            if free > max(self.now, when):
+            if free > when:  # even if the time is later: calls of others move it, too
                 heapq.heappush(self._events, (free, number, process, action))
                 return
         self.now = max(self.now, when)
