@@ -78,8 +78,8 @@ class SmallDisk:
         Files open for writing stay writable, as after an administrator's remount of a bind mount.
         """
         if read_only:
-            # A file that is opened for writing between the two calls would make the second one
-            # fail with EBUSY, so the mount is made where nobody looks, and then moved.
+            # The mount becomes read-only before it takes the folder's place: in use, it could not
+            # (EBUSY) if a file were opened for writing between the two calls.
             aside = self.folder.with_name(f"{self.folder.name}.read-only")
             aside.mkdir(exist_ok=True)
             _mount(str(folder), str(aside), None, MS_BIND)

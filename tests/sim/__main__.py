@@ -32,7 +32,7 @@ from problems import Problem
 from shrinking import shrink
 
 AT_ONCE = 20  # seeds of a message to a process
-LONGEST = 120  # seconds of real time that a run may take: it takes 15 to 33 ms
+LONGEST = 60  # seconds of real time that a run may take: it takes 15 to 33 ms
 
 
 def main() -> int:
@@ -94,13 +94,13 @@ def keep_to_one_core(started: Any) -> None:
 
 @contextlib.contextmanager
 def time_limit() -> Iterator[None]:
-    """Raise an error in a run that does not end: it waits for a lock that a paused thread has.
+    """Raise an error in a run that takes a minute: it waits for a lock that a paused thread holds.
 
     Raise it again each second: what the run does at its end may wait for the same lock.
     """
 
     def stop(number: int, frame: object) -> None:
-        raise RuntimeError(f"a run takes more than {LONGEST} s")
+        raise RuntimeError(f"a run takes over {LONGEST} s: a paused thread may hold a lock")
 
     signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, LONGEST, 1)

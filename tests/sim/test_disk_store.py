@@ -31,6 +31,11 @@ def create(disk: MountedDisk, mode: str = "WAL") -> None:
         connection.execute(f"PRAGMA journal_mode = {mode}")
 
 
+def open_new(disk: MountedDisk) -> sqlite3.Connection:
+    create(disk)
+    return disk.connect(STORE, "mode=rw", 1)
+
+
 def add_rows(disk: MountedDisk, committed: list[int], mode: str = "WAL") -> None:
     """Commit rows of a quarter of a page up to three pages, with checkpoints of the log."""
     with contextlib.closing(disk.connect(STORE, "mode=rw", 1)) as connection:
@@ -127,9 +132,7 @@ def test_sqlite_does_not_notice_that_the_name_of_a_new_log_could_not_be_synced(
     for seed in range(40):
         disk = make_disk(seed, real)
         process = ScriptedProcess()
-        mounted = disk.mount(process)
-        create(mounted)
-        connection = mounted.connect(STORE, "mode=rw", 1)
+        connection = open_new(disk.mount(process))
         connection.execute("PRAGMA synchronous = FULL")
         process.fail_kind("sync_folder", OSError(errno.EIO, "the disk fails"))
         with connection:
@@ -144,9 +147,7 @@ def test_rows_that_are_not_synced_may_be_lost(real: Path) -> None:
     kept = set()
     for seed in range(100):
         disk = make_disk(seed, real)
-        mounted = disk.mount(ScriptedProcess())
-        create(mounted)
-        connection = mounted.connect(STORE, "mode=rw", 1)
+        connection = open_new(disk.mount(ScriptedProcess()))
         connection.execute("PRAGMA synchronous = OFF")
         with connection:
             connection.execute("INSERT INTO rows VALUES (1, 'text')")
@@ -246,8 +247,7 @@ def test_the_locks_of_a_dead_process_are_released(disk: SimulatedDisk, mode: str
 def test_a_process_that_dies_in_a_commit_does_nothing_later(disk: SimulatedDisk) -> None:
     process = ScriptedProcess()
     mounted = disk.mount(process)
-    create(mounted)
-    writer = mounted.connect(STORE, "mode=rw", 1)
+    writer = open_new(mounted)
     writer.execute("INSERT INTO rows VALUES (1, 'text')")
     process.fail_next(ProcessDied())
     with pytest.raises(sqlite3.OperationalError, match="disk I/O error"):
@@ -266,9 +266,7 @@ def test_a_write_to_the_log_may_be_cut_by_a_death(real: Path) -> None:
     for seed in range(40):
         disk = make_disk(seed, real)
         process = ScriptedProcess()
-        mounted = disk.mount(process)
-        create(mounted)
-        connection = mounted.connect(STORE, "mode=rw", 1)
+        connection = open_new(disk.mount(process))
         connection.execute("INSERT INTO rows VALUES (1, 'text')")
         process.fail_next(ProcessDied())
         with pytest.raises(sqlite3.OperationalError):
@@ -284,8 +282,7 @@ def test_a_commit_whose_sync_failed_cannot_become_durable_later(real: Path) -> N
         disk = make_disk(seed, real)
         process = ScriptedProcess()
         mounted = disk.mount(process)
-        create(mounted)
-        connection = mounted.connect(STORE, "mode=rw", 1)
+        connection = open_new(mounted)
         connection.execute("PRAGMA synchronous = FULL")
         with connection:
             connection.execute("INSERT INTO rows VALUES (1, 'text')")
@@ -376,9 +373,7 @@ def test_an_error_of_the_simulation_itself_is_raised_by_the_next_call(
 
 def test_a_connection_that_outlives_its_disk_does_nothing(real: Path) -> None:
     disk = make_disk(0, real)
-    mounted = disk.mount(ScriptedProcess())
-    create(mounted)
-    connection = mounted.connect(STORE, "mode=rw", 1)
+    connection = open_new(disk.mount(ScriptedProcess()))
     connection.execute("INSERT INTO rows VALUES (1, 'text')")
     disk.close()
     with pytest.raises(sqlite3.OperationalError):

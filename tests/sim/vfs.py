@@ -149,6 +149,17 @@ def _call(mount: Mount, kind: str, path: str, code: int) -> int:
     return OK
 
 
+def _find(mount: Mount, kind: str, path: str, code: int) -> tuple[int, Place | None, Any]:
+    """Tell the process of a call, and find its file; without a place, return an error code."""
+    failed = _call(mount, kind, path, code)
+    if failed != OK:
+        return failed, None, None
+    try:
+        return OK, *mount.find(path)
+    except OSError:
+        return code, None, None
+
+
 def _split(name: bytes) -> tuple[Mount, str]:
     _, number, path = name.decode().split("/", 2)
     return MOUNTS.get(int(number), _GONE), "/" + path
@@ -371,13 +382,9 @@ def _open(_vfs: int, name: bytes | None, at: int, flags: int, out: Any) -> int:
         handle = Handle(_last_mount(), "temporary", None, File(0), flags)
     else:
         mount, path = _split(name)
-        code = _call(mount, "open", path, CANTOPEN)
-        if code != OK:
+        code, place, file = _find(mount, "open", path, CANTOPEN)
+        if place is None:
             return code
-        try:
-            place, file = mount.find(path)
-        except OSError:
-            return CANTOPEN
         handle = Handle(mount, path, place, file, flags)
         if file is None:
             if not flags & CREATE:
@@ -401,13 +408,9 @@ def _last_mount() -> Mount:
 
 def _delete(_vfs: int, name: bytes, sync_folder: int) -> int:
     mount, path = _split(name)
-    code = _call(mount, "remove", path, IOERR_DELETE)
-    if code != OK:
+    code, place, file = _find(mount, "remove", path, IOERR_DELETE)
+    if place is None:
         return code
-    try:
-        place, file = mount.find(path)
-    except OSError:
-        return IOERR_DELETE
     if file is None:
         return IOERR_DELETE_NOENT
     mount.unlink(place)

@@ -157,7 +157,8 @@ class World:
     def _stop(self, process: Process | None, why: str) -> None:
         alive = ", ".join(other.name for other in self.processes if not other.is_dead)
         who = "the world" if process is None else process.name
-        raise Stuck(f"{who} waits at {self.now:.6f} s, and {why}; alive: {alive or 'nobody'}")
+        when = f"{self.now:.6f} s"
+        raise Stuck(f"{who} waits at {when}, but {why}; still running: {alive or 'none'}")
 
     def lose_power(self, machine: object = None) -> None:
         """End all processes of a machine at once; None is that of the coordinator, the first one.
