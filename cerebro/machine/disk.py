@@ -84,6 +84,9 @@ class Disk:
         """Remove a folder and what is in it, as far as possible."""
         shutil.rmtree(path, ignore_errors=True)
 
+    def remove_empty_folder(self, path: AnyPath) -> None:
+        os.rmdir(path)  # noqa: PTH106
+
     def open_folder(self, path: AnyPath) -> OpenFolder:
         return OpenFolder(path)
 

@@ -83,8 +83,8 @@ def remove_run(folder: Path, disk: Disk, *, keep: bool) -> None:
         for name in disk.list(folder):
             if name.startswith(FILE) or name in (OWNER_FILE, BACKGROUND_LOG):
                 disk.remove(folder / name)
-        if not keep and not disk.list(folder):
-            disk.remove_folder(folder)
+        if not keep:
+            disk.remove_empty_folder(folder)
 
 
 def make_durable_folder(folder: Path, disk: Disk = LOCAL.disk) -> None:

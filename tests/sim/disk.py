@@ -328,6 +328,13 @@ class MountedDisk(Disk):
             if isinstance(entry, Folder):
                 remove_tree(self, place, entry, os.fspath(path))
 
+    def remove_empty_folder(self, path: AnyPath) -> None:
+        self.call("remove", path)
+        place, entry = self._disk.find_entry(os.fspath(path))
+        if _as_folder(entry, os.fspath(path)).names:
+            raise error(errno.ENOTEMPTY, os.fspath(path))
+        self._disk.remove(place)
+
     def open_folder(self, path: AnyPath) -> OpenFolder:
         self.call("open", path)
         return MountedFolder(self, self._disk.find_folder(os.fspath(path)), os.fspath(path))
