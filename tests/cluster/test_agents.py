@@ -37,6 +37,7 @@ from cerebro.cluster.keys import Keys, Ticket, parse_key, read_key_file
 from cerebro.cluster.messages import list_versions
 from cerebro.errors import InputError, WorkerError
 from cerebro.machine import environment
+from tests.integration.steered import AtEpoch
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_clones_and_added_trials_are_those_of_a_single_process(data, tmp_path, e
             for command in requests:
                 control.put(folder / control.FOLDER, command)
 
-        return search(folder, data, executor, callbacks=[AtUnit(30, ask)], keep="all")
+        return search(folder, data, executor, callbacks=[AtEpoch({(0, 1): ask})], keep="all")
 
     here = steered(tmp_path / "here")
     assert [trial.record.origin for trial in here.trials[3:]] == ["user"] * 3

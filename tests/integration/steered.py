@@ -1,4 +1,4 @@
-"""A small search over every kind of setting that a clone may change, and a searcher that clones."""
+"""A search over every kind of setting that a clone may change, a searcher that clones, a user."""
 
 from __future__ import annotations
 
@@ -66,6 +66,18 @@ def build(config, info):
         scheduler_step="metric" if config["schedule"] == "plateau" else "batch",
         accumulate=config.get("accumulate", 1),
     )
+
+
+class AtEpoch:
+    """Sends requests when trials have finished an epoch: (trial, epochs done) to a call."""
+
+    def __init__(self, calls):
+        self.calls = dict(calls)
+
+    def on_epoch_end(self, trial, metrics):
+        call = self.calls.pop((trial.number, trial.epoch), None)
+        if call is not None:
+            call()
 
 
 class Cloning(Searcher):

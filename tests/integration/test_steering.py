@@ -20,7 +20,7 @@ from cerebro.errors import InputError
 from cerebro.machine.disk import Disk
 from cerebro.run.store import read_actions, reader
 from cerebro.searchers import Decision, Searcher
-from tests.integration.steered import BASE, DATA, build
+from tests.integration.steered import BASE, DATA, AtEpoch, build
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -35,19 +35,6 @@ SEARCHERS = {
     "folds": {"searcher": "random", "validation": cerebro.KFold(2), "n_trials": 4},
     "shards": {"searcher": "median", "shuffle": "shards"},
 }
-
-
-class AtEpoch:
-    """Sends requests when trials have finished an epoch: (trial, epochs done) to a call."""
-
-    def __init__(self, calls):
-        self.calls = dict(calls)
-        self.threads = []
-
-    def on_epoch_end(self, trial, metrics):
-        call = self.calls.pop((trial.number, trial.epoch), None)
-        if call is not None:
-            call()
 
 
 def put(run, command):
@@ -427,7 +414,8 @@ KILLED_LATER = """
 import os, signal
 from pathlib import Path
 from types import SimpleNamespace
-from tests.integration.test_steering import FEW, AtEpoch, put, steer
+from tests.integration.steered import AtEpoch
+from tests.integration.test_steering import FEW, put, steer
 run, ends = Path({run!r}), []
 class Die(AtEpoch):
     def on_epoch_end(self, trial, metrics):
