@@ -68,7 +68,7 @@ def actions(result):
 
 
 FEW = [
-    ((0, 1), control.Clone(0, {"lr": 0.02}, epochs=4)),
+    ((0, 1), control.Clone(0, {"lr": 0.02}, after=1, epochs=4)),
     (
         (1, 1),
         control.Add({**BASE, "lr": 0.3}),
@@ -175,7 +175,7 @@ def test_the_same_actions_at_the_same_epochs_give_the_same_states(tmp_path):
             control.Clone(a.trial, a.changes, after=after, epochs=a.epochs, cold=after is None)
         )
     # All at once and later: it matters where a clone begins, not when.
-    second = steer(tmp_path / "second", [((3, 1), *requests)], workers=2)
+    second = steer(tmp_path / "second", [((0, 3), *requests)], workers=2)
     assert hashes(second) == hashes(first)
     assert hashes(second, "user") == hashes(first, "user")
     assert len(hashes(first, "user")) == 3
