@@ -56,6 +56,13 @@ from sklearn.utils import estimator_html_repr
 from cerebro.errors import InputError
 from cerebro.sklearn import SearchCV
 
+
+@pytest.fixture(scope="module", autouse=True)
+def no_process_of_joblib_outlives_the_tests() -> Any:
+    yield
+    joblib.externals.loky.get_reusable_executor().shutdown(wait=True)
+
+
 RNG = np.random.default_rng(0)
 X = RNG.poisson(2.0, (60, 4)).astype(float)
 Y = (X[:, 0] + RNG.poisson(1.0, 60) > X[:, 1] + 1).astype(int)

@@ -21,6 +21,7 @@ from chromium import Page, find_chromium, start_chromium
 from watched import start_search
 
 import cerebro
+from cerebro import control
 from cerebro.watch.page import make_report
 from cerebro.watch.runs import WatchedRuns
 from cerebro.watch.server import Server
@@ -99,6 +100,7 @@ def test_a_search_is_watched_steered_and_proved(page: Page, tmp_path: Path) -> N
             )
             page.wait(f"(p => p.length === 2 && p[1].done > 0 && p[0].done < 4)({pair})", 30)
             stopped, parent = page.run(f"{pair}.map(t => t.n)")
+            control.pause(run)  # or the search might end before a slow page has asked
             page.click(f'#rows tr[data-n="{stopped}"] [data-verb="stop"]')
             page.wait(f"{state_of(stopped)} === 'stopped'")
             before = page.run("run.info.trials")
@@ -115,6 +117,7 @@ def test_a_search_is_watched_steered_and_proved(page: Page, tmp_path: Path) -> N
             seconds = time.monotonic() - asked
             print(f"the clone appeared after {seconds:.2f} s")
             assert seconds < 10  # two seconds on a machine that has nothing else
+            control.unpause(run)
             clone = before
             page.wait(f"{ROW.format(clone)}?.querySelector('.lin').textContent.startsWith('↳ ')")
             page.wait("run.info.status === 'finished'", 120)
@@ -140,7 +143,7 @@ def test_a_search_is_watched_steered_and_proved(page: Page, tmp_path: Path) -> N
 
 
 def test_a_search_is_paused_and_continued(page: Page, tmp_path: Path) -> None:
-    process = start_search(tmp_path, seconds=0.03, trials=4, epochs=8)
+    process = start_search(tmp_path, seconds=0.03, trials=4, epochs=800)
     try:
         while not (tmp_path / "run" / "run.sqlite").exists():
             time.sleep(0.02)
