@@ -20,6 +20,7 @@ import numpy as np
 from sklearn import config_context, get_config
 from sklearn.base import clone
 from sklearn.model_selection._search import _yield_masked_array_for_each_param
+from sklearn.utils.class_weight import compute_class_weight
 
 from cerebro.arguments import warn_user
 from cerebro.errors import InputError
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 SCORE = "score"  # the metric that ranks configurations
 GRID = "param_grid"  # where a space is a list of grids, the number of a configuration's grid
 FAILED = ("failed", "diverged")  # the statuses of trials that have no score
+IGNORED = ("max_iter", "validation_fraction")  # parameters that `partial_fit` does not read
+IGNORED_BY_LINEAR = ("tol", "n_iter_no_change")
 MAX_TRIED = 64  # how many configurations are drawn to find one that learns by batch
 
 Originals = dict[str, dict[str, Any]]
@@ -125,7 +128,9 @@ def _convert_dimension(value: Any, name: Any, originals: Originals) -> Any:
 def _is_special(option: Any) -> bool:
     if isinstance(option, list):
         return any(map(_is_special, option))
-    # Tuples, mappings, estimators, functions: what JSON has no word for.
+    # Tuples, mappings, estimators, functions, NaN: what JSON has no word for.
+    if isinstance(option, float) and not math.isfinite(option):
+        return True
     return option is not None and not isinstance(option, (str, int, float, np.generic))
 
 
@@ -133,7 +138,11 @@ def _encode_choice(option: Any) -> Any:
     """Return what stands for a choice in configurations; tuples become lists later."""
     if isinstance(option, (list, tuple)):
         return [*map(_encode_choice, option)]
-    return str(_convert_numbers(option)) if _is_special(option) else option
+    if not _is_special(option):
+        return option
+    text = str(_convert_numbers(option))
+    # Long lists are shortened, so that different choices may have one text.
+    return f"{text} #{joblib.hash(option)[:8]}" if "..." in text else text
 
 
 def _convert_numbers(value: Any) -> Any:
@@ -328,6 +337,13 @@ class BuildEstimator:
         ]
 
 
+def weigh_classes(target: Any) -> dict[Any, float]:
+    """Return the weights of ``class_weight="balanced"``."""
+    classes = np.unique(target)
+    weights = compute_class_weight("balanced", classes=classes, y=target)
+    return dict(zip(classes.tolist(), weights.tolist(), strict=True))
+
+
 def balance_classes(
     estimator: Any, balances: Sequence[Mapping[Any, float]], fold: int | None
 ) -> None:
@@ -369,8 +385,16 @@ def find_learning_estimator(estimator: Any, space: Space, originals: Originals) 
 
 def check_choices(estimator: Any, space: Space, originals: Originals) -> None:
     """Raise InputError for a choice with which the estimator cannot learn by batch."""
+    last, final = steps_of(estimator)[-1]
+    names = IGNORED if hasattr(final, "hidden_layer_sizes") else (*IGNORED, *IGNORED_BY_LINEAR)
+    ignored = [f"{last}__{name}" if last else name for name in names]
     for node in space.nodes:
         name, dimension = path_name(node.path), node.dimension
+        if name in ignored:
+            warn_user(
+                f"space: {name} has no effect, because partial_fit makes one pass for each epoch: "
+                "leave it out, and give epochs="
+            )
         options = dimension.options if isinstance(dimension, Choice) else ()
         if isinstance(dimension, Constant):
             options = [dimension.value]

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import joblib
 import numpy as np
 from scipy import sparse
@@ -26,7 +27,7 @@ from sklearn.utils.validation import _check_method_params, _num_samples
 
 from cerebro._core import trial_seed
 from cerebro.errors import InputError
-from cerebro.integrations.sklearn.steps import steps_of
+from cerebro.integrations.sklearn.steps import keep_rows, steps_of
 from cerebro.machine import generators
 
 
@@ -91,8 +92,10 @@ class Rows:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
                 head = clone(head)  # the model's own stays as in other processes
+                keep_rows(head)
                 matrix, names = self._fit(head, fold)
-                joblib.dump((head, names), f"{path}.head")
+                # Its steps may be classes and functions of the user's script.
+                joblib.dump(cloudpickle.dumps((head, names)), f"{path}.head")
                 joblib.dump(matrix, f"{path}.new")
                 Path(f"{path}.new").replace(path)
         return key
@@ -107,23 +110,29 @@ class Rows:
         if isinstance(made, Pipeline):
             made.steps = [(name, copy(step)) for name, step in made.steps]
         if self.has_heads:
-            head, names = joblib.load(self._folder / f"{key}.head")
+            head, names = cloudpickle.loads(joblib.load(self._folder / f"{key}.head"))
             made.steps[:-1] = head.steps
         if names is not None:
             rename_features(made.steps[-1][1] if self.has_heads else made, names)
         return made
 
     def _fit(self, head: Pipeline, fold: int | None) -> tuple[Any, Any]:
+        """Fit a head; return the fold's rows at their numbers, and the names of their columns."""
         x, y = self._x, self._others[0]
         count = _num_samples(x)
-        train = np.arange(count) if fold is None else self.fold(fold)[0]
-        others = np.setdiff1d(np.arange(count), train)
+        train, test = (np.arange(count), []) if fold is None else self.fold(fold)
+        others = np.setdiff1d(test, train)
         learned = fit_head(head, _safe_indexing(x, train), _safe_indexing(y, train), self._seed)
         parts = [as_numbers(learned)]
         if len(others):
-            parts.append(as_numbers(head.transform(_safe_indexing(x, others))))
-        _, place = np.unique([*train, *others], return_index=True)  # of repeated rows, the first
-        names = getattr(learned, "columns", None)
+            made = _safe_indexing(x, others)
+            for _, step in steps_of(head):  # a Pipeline would ask whether its last step is fitted
+                made = step.transform(made)
+            parts.append(as_numbers(made))
+        numbers, first = np.unique([*train, *others], return_index=True)
+        place = np.zeros(count, np.int64)  # rows of neither side have those of another
+        place[numbers] = first
+        names = names_of(learned)
         if any(map(sparse.issparse, parts)):
             return sparse.vstack(parts, format="csr")[place], names
         return np.concatenate(parts)[place], names
@@ -155,6 +164,12 @@ def rename_features(estimator: Any, names: Any) -> None:
     for previous, step in pairwise(steps):
         if hasattr(step, "feature_names_in_"):  # it has names that the previous step made up
             step.feature_names_in_ = previous.get_feature_names_out()
+
+
+def names_of(rows: Any) -> Any:
+    """Return the names of a frame's columns; None if it is none, or scikit-learn ignores them."""
+    names = getattr(rows, "columns", None)
+    return names if names is not None and all(isinstance(name, str) for name in names) else None
 
 
 def fit_head(head: Pipeline, x: Any, y: Any, seed: int) -> Any:

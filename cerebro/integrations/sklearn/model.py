@@ -23,6 +23,7 @@ from cerebro.errors import InputError, StateError
 from cerebro.integrations.sklearn.steps import (
     KEPT_IN_VAIN,
     check_weighting,
+    keep_rows,
     kind_of,
     learn,
     steps_of,
@@ -102,7 +103,9 @@ class Model(BaseModel):
     Notes
     -----
     The loss of a training batch is computed before the batch is learned, except for the very first
-    batch. Classifiers also have the metric ``accuracy``.
+    batch. Classifiers also have the metric ``accuracy``. Steps with ``copy=False`` copy, because
+    rows are used again. `MultinomialNB` and its kin count every row in each epoch: train them for
+    one epoch, or `alpha` counts for less.
 
     Raises
     ------
@@ -129,6 +132,7 @@ class Model(BaseModel):
     ) -> None:
         self.estimator = estimator
         self._kind = kind_of(estimator)
+        keep_rows(estimator)
         self._inputs = [inputs] if isinstance(inputs, str) else list(inputs)
         self._target: str = target
         self._classes = None if classes is None else np.unique(np.asarray(classes))

@@ -7,6 +7,7 @@ folder.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 import warnings
@@ -22,7 +23,6 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin, is_classifier
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import GridSearchCV, check_cv
 from sklearn.utils import get_tags, indexable
-from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.metadata_routing import (
     MetadataRouter,
     MethodMapping,
@@ -63,22 +63,26 @@ from cerebro.integrations.sklearn.candidates import (
     configure_estimator,
     find_learning_estimator,
     has_head,
+    weigh_classes,
 )
 from cerebro.integrations.sklearn.heads import (
     Rows,
     as_numbers,
     fit_head,
+    names_of,
     rename_features,
     split_pipeline,
     take_rows,
 )
-from cerebro.integrations.sklearn.steps import check_weighting, kind_of, learn, steps_of
+from cerebro.integrations.sklearn.steps import COUNTING, check_weighting, kind_of, learn, steps_of
 from cerebro.machine import generators
+from cerebro.machine.files import expand_path
 from cerebro.machine.guard import refuse
 from cerebro.searchers import RandomSearch
 from cerebro.space import Space
 
 WEIGHT = "sample_weight"
+EPOCHS = 10
 ROWS_PER_SHARD = 10_000
 MAX_SHARDS = 8
 
@@ -167,7 +171,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         `cerebro.search`. A choice may be a tuple (``hidden_layer_sizes``) or a mapping
         (``class_weight``). ``batch_size`` may be one of the names.
     epochs
-        Passes over the data per configuration, at most.
+        Passes over the data per configuration, at most. Default: 10, or 1 for a naive Bayes
+        classifier that counts rows, whose `alpha` would count for less with each pass.
     n_trials
         The number of configurations, for searchers that have no limit of their own. Random search
         over lists tries each combination at most once, and warns if there are fewer combinations
@@ -240,7 +245,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         estimator: Any,
         space: Any,
         *,
-        epochs: int = 10,
+        epochs: int | None = None,
         n_trials: int | None = None,
         searcher: Any = None,
         cv: Any = 5,
@@ -283,6 +288,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             request; the estimator may request only ``sample_weight``.
         """
         refuse(f"{type(self).__name__}.fit")
+        self._check_paths()
         X, y = indexable(X, y)
         space, originals = as_choices(self.space)
         learning = find_learning_estimator(self.estimator, space, originals)
@@ -322,7 +328,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 labels,
                 "w" if "w" in columns else None,
                 originals,
-                [] if labels is None else [_balance(labels[codes]) for codes in of_folds],
+                [] if labels is None else [weigh_classes(labels[codes]) for codes in of_folds],
                 rows,
                 keeps_run=self.run is not None,
             )
@@ -338,7 +344,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                     build,
                     space,
                     data,
-                    epochs=self.epochs,
+                    epochs=self._epochs_of(learning),
                     n_trials=self._trials_of(space),
                     validation=folds,
                     searcher=self._searcher_of(space),
@@ -450,6 +456,25 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self.n_splits_ = len(pairs)
         return pairs, repr(splitter)
 
+    def _epochs_of(self, learning: Any) -> int:
+        final = steps_of(learning)[-1][1]
+        counts = type(final).__name__ in COUNTING
+        if self.epochs is None:
+            return 1 if counts else EPOCHS
+        if counts and self.epochs != 1:
+            warn_user(
+                f"{type(final).__name__} counts every row in each epoch, so that after "
+                f"{self.epochs} epochs alpha counts for less: give epochs=1"
+            )
+        return self.epochs
+
+    def _check_paths(self) -> None:
+        for name in ("path", "run"):
+            given = getattr(self, name)
+            folder = None if given is None else Path(expand_path(os.fspath(given)))
+            if folder is not None and folder.exists() and any(folder.iterdir()):
+                raise InputError(f"{name}: '{given}' exists: give a folder that does not")
+
     def _searcher_of(self, space: Space) -> Any:
         """Return the searcher; without one and `n_trials`, a space of lists is searched whole."""
         if self.searcher is not None:
@@ -460,6 +485,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         """Return `n_trials`; for random search, at most the number of configurations."""
         searcher = self._searcher_of(space)
         is_random = searcher == "random" or isinstance(searcher, RandomSearch)
+        if self.n_trials is None and searcher == "random":
+            raise InputError("give n_trials=, the number of configurations that are tried")
         if self.n_trials is None or not is_random or not space.is_finite:
             return self.n_trials
         try:
@@ -502,6 +529,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             return x, target
         check_classification_targets(target)
         labels, codes = np.unique(target, return_inverse=True)
+        if labels.dtype.kind in "mM":
+            raise InputError("y has dates, which cannot be classes here: make them text")
         # A state cannot hold objects, and pandas' strings are objects.
         self.classes_ = labels.astype(str) if labels.dtype.kind == "O" else labels
         if len(labels) < 2:
@@ -529,7 +558,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if build.rows is not None and build.rows.has_heads:
             head, tail = split_pipeline(estimator)
             made = fit_head(head, rows, target, seed)
-            matrix, names = as_numbers(made), getattr(made, "columns", None)
+            matrix, names = as_numbers(made), names_of(made)
         elif build.rows is not None:
             matrix = build.rows.matrix("matrix")
         final = steps_of(tail)[-1][1]
@@ -638,13 +667,6 @@ def _has_steps(search: Any) -> bool:
 
 def _request_of(estimator: Any) -> Any:
     return get_routing_for_object(estimator).fit.requests.get(WEIGHT)
-
-
-def _balance(target: Any) -> dict[Any, float]:
-    """Return the weights of ``class_weight="balanced"``."""
-    classes = np.unique(target)
-    weights = compute_class_weight("balanced", classes=classes, y=target)
-    return dict(zip(classes.tolist(), weights.tolist(), strict=True))
 
 
 def _seed_of(random_state: Any) -> int:

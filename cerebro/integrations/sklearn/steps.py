@@ -36,6 +36,9 @@ KEPT_IN_VAIN = ("_best_coefs", "_best_intercepts")
 
 STATELESS = ("Normalizer", "Binarizer")  # transformers that learn nothing
 
+COUNTING = ("MultinomialNB", "ComplementNB", "BernoulliNB", "CategoricalNB")
+"""Estimators that count rows, in each epoch again, so that several epochs make `alpha` smaller."""
+
 # For steps that cannot learn batch by batch: replacements that can.
 _INSTEAD = list_words(
     {
@@ -128,6 +131,13 @@ def _explain_unable(estimator: Any, step: str) -> str:
 
 def _is_of_sklearn(estimator: Any) -> bool:
     return type(estimator).__module__.partition(".")[0] == "sklearn"
+
+
+def keep_rows(estimator: Any) -> None:
+    """Let no step overwrite the rows that it gets (``copy=False``): they are used again."""
+    named = estimator.get_params().items()
+    names = [n for n, value in named if n.rpartition("__")[2] == "copy" and value is False]
+    estimator.set_params(**dict.fromkeys(names, True))
 
 
 def learn(estimator: Any, x: Any, *arguments: Any, **options: Any) -> None:
