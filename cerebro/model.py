@@ -581,7 +581,12 @@ class BaseModel:
     def _batches(self, data: Any, batch_size: int | None) -> Iterable[Batch]:
         rows = self._pass_rows if batch_size is None else batch_size
         if hasattr(data, "__dlpack__"):  # an array, of whichever library
-            names = column_names("inputs", self._inputs)
+            names = [] if self._inputs is None else column_names("inputs", self._inputs)
+            if not names:
+                raise InputError(
+                    "the model does not say which column it reads: give a mapping of columns to "
+                    "arrays"
+                )
             if len(names) > 1:
                 raise InputError(
                     "the model has several inputs: give a mapping of columns to arrays"

@@ -53,8 +53,9 @@ def unpack(data: Any, validation: Any) -> Unpacked:
         data, validation, remark = _unpack_splits(data, validation)
         remarks.append(remark)
     if is_loader(data):
+        size = getattr(data.batch_sampler, "batch_size", None)
         remarks.append(
-            f"the DataLoader's dataset is read; its batch_size={data.batch_size} and its order are "
+            f"the DataLoader's dataset is read; its batch_size={size} and its order are "
             "not used: search() takes batch_size=, and shuffles all rows in each epoch"
         )
         data = dataset_of(data)

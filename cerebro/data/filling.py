@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -186,9 +186,10 @@ def _check_target(name: str, cells: Any) -> None:
             )
 
 
-def _are_numbers(name: str, cells: Collection[Any]) -> bool:
+def _are_numbers(name: str, cells: Iterable[Any]) -> bool:
     try:
-        recipe.read_numbers(name, list(cells))
+        for row, cell in enumerate(cells):
+            recipe.read_number(name, row, cell)
     except recipe.RowsError:
         return False
     return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import convert, find_first_text, quote_cell
 from cerebro.data.manifest import Column
 from cerebro.data.raw_rows import make_changed
+from cerebro.data.recipe import has_arrays
 from cerebro.data.sharding import shard
 from cerebro.data.sources import is_torch, open_source
 from cerebro.data.sources.arrays import is_pair
@@ -75,17 +76,25 @@ def write_given_rows(
 
 
 def write(
-    rows: Any, folder: Path, like: Dataset | None = None, *, what: str = "data", **options: Any
+    rows: Any,
+    folder: Path,
+    like: Dataset | None = None,
+    *,
+    wanted: Collection[str] | None = None,
+    what: str = "data",
+    **options: Any,
 ) -> Dataset:
     """Write rows as a dataset, or reuse the one in the folder if it holds the same rows.
 
     The rows get the column types of `like`, the training data; None: they are the training data.
-    `what` names the rows in errors; `options` are those of `shard`.
+    Of its columns, they get only the `wanted` ones (None: all). `what` names the rows in errors;
+    `options` are those of `shard`.
     """
     change = _narrow_table
     if like is not None:
-        made, rows = make_changed(rows, like, what)
-        change = _Like(like, made, what).convert
+        columns = {n: c for n, c in like.columns.items() if wanted is None or n in wanted}
+        made, rows = make_changed(rows, like, what, columns)
+        change = _Like(columns, made, what).convert
     source = open_source(rows)
     data = shard(_Changed(source, change), folder, exist_ok=True, progress=False, **options)
     if like is None:
@@ -102,10 +111,13 @@ def write(
 
 
 @contextlib.contextmanager
-def write_temporary(rows: Any, like: Dataset, what: str) -> Iterator[Dataset]:
+def write_temporary(
+    rows: Any, like: Dataset, what: str, wanted: Collection[str] | None = None
+) -> Iterator[Dataset]:
     """Yield a dataset with the rows in their order; it is deleted at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as folder:
-        yield write(rows, Path(folder, "data"), like, what=what, shards=1, shuffle=False)
+        target = Path(folder, "data")
+        yield write(rows, target, like, wanted=wanted, what=what, shards=1, shuffle=False)
 
 
 def narrow_arrays(value: Any, columns: Mapping[str, Column]) -> Any:
@@ -119,6 +131,26 @@ def narrow_arrays(value: Any, columns: Mapping[str, Column]) -> Any:
     if not wide or not columns or any(column.dtype == "float64" for column in columns.values()):
         return value
     return value.astype(np.float32)
+
+
+def are_batches(value: Any, columns: Mapping[str, Column]) -> bool:
+    """Return whether a list of dictionaries is batches, whose arrays have one dimension more."""
+    if not (isinstance(value, list) and has_arrays(value[0])):
+        return False
+    known = [name for name in value[0] if name in columns and np.ndim(value[0][name])]
+    rows = [len(columns[name].shape) + columns[name].ragged for name in known]
+    return not known or any(np.ndim(value[0][n]) > row for n, row in zip(known, rows, strict=True))
+
+
+def check_array_rows(value: Mapping[str, Any], columns: Mapping[str, Column]) -> None:
+    """Raise InputError for a single row in place of an array of rows."""
+    for name, array in value.items():
+        if name in columns and columns[name].shape and len(array) and not np.ndim(array[0]):
+            shape = describe_shape(columns[name])
+            raise InputError(
+                f"predict: {name!r} has one number for each row, but the training data's rows have "
+                f"shape {shape}: if it is one row, give a list of it"
+            )
 
 
 def has_names(value: Mapping[Any, Any], columns: Mapping[str, Column]) -> bool:
@@ -165,13 +197,15 @@ def _narrow_table(table: Table) -> Table:
 
 
 class _Like:
-    """Reduces chunks to the training data's columns, converted to their types and classes.
+    """Reduces chunks to columns of the training data, converted to their types and classes.
 
     `made` has columns of all chunks, which `cerebro.data.raw_rows` has made of them.
     """
 
-    def __init__(self, train: Dataset, made: Mapping[str, ColumnData], what: str) -> None:
-        self._columns = train.columns
+    def __init__(
+        self, columns: Mapping[str, Column], made: Mapping[str, ColumnData], what: str
+    ) -> None:
+        self._columns = columns
         self._made = made
         self._what = what
         self._rows = 0  # of the chunks before

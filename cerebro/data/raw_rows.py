@@ -59,11 +59,13 @@ def make_source(rows: Any, train: Dataset, names: Sequence[str] | None, what: st
         return None
 
 
-def make_changed(rows: Any, train: Dataset, what: str) -> tuple[dict[str, ColumnData], Any]:
+def make_changed(
+    rows: Any, train: Dataset, what: str, wanted: Collection[str]
+) -> tuple[dict[str, ColumnData], Any]:
     """Return the columns that raw rows lack as they are, stacked, filled or renamed; and the rows.
 
-    The rows returned have these columns in place of what they are made of. Rows of another kind
-    have none.
+    Only `wanted` columns are made. The rows returned have these columns in place of what they are
+    made of. Rows of another kind have none.
     """
     names = _names_of(rows)
     if names is None:
@@ -73,15 +75,17 @@ def make_changed(rows: Any, train: Dataset, what: str) -> tuple[dict[str, Column
         recipe.check_names("the rows have", names)
         if is_table or is_raw(rows):
             _check_derived(names, train)
-        changed = [made for made in _recipe_of(train).values() if recipe.is_changed(made)]
-        there = [made for made in changed if _has_sources(made, names)]
+        known = _recipe_of(train)
+        changed = [name for name in known if name in wanted and recipe.is_changed(known[name])]
+        there = [known[name] for name in changed if _has_sources(known[name], names)]
         cells = recipe.read_columns(rows.to_pandas() if is_table else rows) if there else {}
         there = [made for made in there if _are_raw(cells, [made])]
         if not there:
-            return {}, _keep_columns(rows, names, train)
+            return {}, _keep_columns(rows, names, wanted)
         arrays = recipe.make_columns(there, cells)
-    own = train.columns.keys() - {s["name"] for made in there for s in made["sources"]}
-    rest = {name: cell for name, cell in cells.items() if name in own}
+    used = {source["name"] for made in there for source in made["sources"]}
+    kept = {name for name in used if name in known and not recipe.is_changed(known[name])}
+    rest = {n: cell for n, cell in cells.items() if n in wanted and (n not in used or n in kept)}
     made = {name: _to_column(array, train.columns[name]) for name, array in arrays.items()}
     return made, {**rest, **arrays}
 
@@ -104,13 +108,13 @@ def _names_of(rows: Any) -> list[Any] | None:
     if not recipe.is_rows(rows) or isinstance(rows, (str, os.PathLike)) or is_bunch(rows):
         return None  # a path is a folder of images
     if isinstance(rows, (list, tuple)):
-        return list(rows[0])
+        return list(rows[0]) if rows else None
     return list(rows if isinstance(rows, Mapping) else rows.columns)
 
 
-def _keep_columns(rows: Any, names: Sequence[Any], train: Dataset) -> Any:
-    """Return rows without columns that the training data lacks, which may hold anything."""
-    kept = [name for name in names if name in train.columns]
+def _keep_columns(rows: Any, names: Sequence[Any], wanted: Collection[str]) -> Any:
+    """Return rows without columns that are not wanted, which may hold anything."""
+    kept = [name for name in names if name in wanted]
     if not kept or len(kept) == len(names):
         return rows
     if isinstance(rows, (list, tuple)):

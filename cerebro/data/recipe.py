@@ -28,10 +28,11 @@ class RowsError(ValueError):
 
 
 def is_rows(value: Any) -> bool:
-    """Return whether this is raw rows: a frame, the path of a CSV file, or dictionaries."""
+    """Return whether this is raw rows: a frame or a row of one, a path, or dictionaries."""
     if isinstance(value, (list, tuple)):
-        return bool(value) and isinstance(value[0], Mapping)
-    return isinstance(value, (str, os.PathLike, Mapping)) or hasattr(value, "columns")
+        return not value or isinstance(value[0], Mapping)
+    is_frame = hasattr(value, "columns") or hasattr(value, "to_dict")
+    return is_frame or isinstance(value, (str, os.PathLike, Mapping))
 
 
 def is_csv(value: Any) -> bool:
@@ -57,8 +58,6 @@ def is_changed(made: Mapping[str, Any]) -> bool:
 
 def is_ambiguous(made: Mapping[str, Any], arrays: Mapping[str, Any]) -> bool:
     """Return whether arrays by column may be rows before or after a column was made of them."""
-    if made["name"] in arrays and made.get("transforms"):
-        return True
     if made["name"] in arrays and made["stacked"]:
         return False  # rows do not have it
     return is_changed(made) and any(source["name"] in arrays for source in made["sources"])
@@ -67,7 +66,11 @@ def is_ambiguous(made: Mapping[str, Any], arrays: Mapping[str, Any]) -> bool:
 def read_columns(rows: Any) -> dict[str, Any]:
     """Return the columns of raw rows by name: arrays, or lists of cells (None: missing)."""
     if isinstance(rows, (str, os.PathLike)):
+        if not is_csv(rows):
+            raise RowsError(f"'{os.fspath(rows)}' is not a .csv or .tsv file: read it as a frame")
         return _read_csv(os.fspath(rows))
+    if hasattr(rows, "to_dict") and not hasattr(rows, "columns"):  # a row of a frame
+        rows = rows.to_dict()
     if isinstance(rows, Mapping):
         columns = {name: _cells(value) for name, value in rows.items()}
         single = [n for n, v in columns.items() if not isinstance(v, (list, tuple, np.ndarray))]
@@ -82,7 +85,9 @@ def read_columns(rows: Any) -> dict[str, Any]:
         names = list(rows.columns)
         check_names("the rows have", names)
         return {name: _cells(rows[name]) for name in names}
-    columns = {name: [] for name in rows[0]} if rows else {}
+    if not rows:
+        raise RowsError("there are no rows: give at least one")
+    columns = {name: [] for name in rows[0]}
     for number, row in enumerate(rows):
         more = [name for name in row if name not in columns]
         if more:
@@ -180,7 +185,10 @@ def read_numbers(name: str, cells: Any) -> tuple[Any, Any]:
         if cells.ndim != 1:
             raise RowsError(f"column {name!r} has rows of shape {cells.shape[1:]}, not numbers")
         return cells, np.isnan(cells) if cells.dtype.kind == "f" else np.zeros(len(cells), bool)
-    values = [math.nan if is_missing(c) else _number(name, row, c) for row, c in enumerate(cells)]
+    values = [
+        math.nan if is_missing(cell) else read_number(name, row, cell)
+        for row, cell in enumerate(cells)
+    ]
     absent = np.array([value != value for value in values], bool)  # a cell "nan", too
     numbers = np.array(values) if values else np.zeros(0)
     if numbers.dtype.kind not in "biuf":
@@ -195,8 +203,10 @@ def read_numbers(name: str, cells: Any) -> tuple[Any, Any]:
     return numbers, absent
 
 
-def _number(name: str, row: int, cell: Any) -> Any:
-    value = cell.item() if hasattr(cell, "item") else cell
+def read_number(name: str, row: int, cell: Any) -> Any:
+    """Return a cell as a number, which it may have as text; raise RowsError if it has none."""
+    is_time = isinstance(cell, (np.datetime64, np.timedelta64))  # of ns, its item is an int
+    value = cell.item() if hasattr(cell, "item") and not is_time else cell
     if isinstance(value, str) and "_" not in value:
         if value in _BOOLEANS:
             return _BOOLEANS[value]
@@ -229,7 +239,7 @@ def _make_codes(source: Mapping[str, Any], cells: Any) -> Any:
         if cell is None and unknown is None:
             raise RowsError(
                 f"column {name!r} has a missing value in row {row}, which the training data does "
-                "not have: fill it"
+                f"not have: fill it, or train with cerebro.shard(unknown=[{name!r}])"
             )
         if cell is not None and not isinstance(cell, str):
             raise RowsError(f"column {name!r} has {cell!r} in row {row}, but names when trained")
@@ -295,13 +305,17 @@ def make_inputs(about: Mapping[str, Any], rows: Any) -> list[Any]:
     """
     names = [column["column"] for column in about["inputs"]]
     if has_arrays(rows):
-        for made in about["recipe"] or ():
-            if is_ambiguous(made, rows):
-                raise RowsError(
-                    f"arrays by column may be rows before or after {made['name']!r} was made of "
-                    "them: give raw rows as a frame or lists, or inputs as arguments, "
-                    "predict(array, ...)"
-                )
+        changed = [made["name"] for made in about["recipe"] or () if is_ambiguous(made, rows)]
+        changed += [
+            column["column"]
+            for column in about["inputs"]
+            if column["transforms"] and column["column"] in rows
+        ]
+        if changed:
+            raise RowsError(
+                f"arrays by column may be rows before or after {changed[0]!r} was made of them: "
+                "give raw rows as a frame or lists, or inputs as arguments, predict(array, ...)"
+            )
         lost = [name for name in names if name not in rows]
         if lost:
             raise RowsError(f"the arrays lack the column {lost[0]!r}: they have {', '.join(rows)}")

@@ -445,11 +445,13 @@ def save(
                 about = {**about, "backend": model.framework}
         (draft / "load.py").write_text(form, encoding="utf-8")
         if form != LOAD_WEIGHTS:
+            if own := _find_own_prediction(model):
+                warn_user(f"the folder's predict returns the network's outputs, not those of {own}")
             (draft / "recipe.py").write_text(inspect.getsource(recipe), encoding="utf-8")
         (draft / "build.py").write_text(_read_source(build), encoding="utf-8")
         described = {**about, "inputs": [_describe_column(data, name) for name in inputs]}
         described["classes"] = {n: names for n, names in data.classes.items() if names is not None}
-        given = getattr(model, "_inputs", None)
+        given = model.inputs if form in (LOAD_TORCH, LOAD_KERAS) else None
         described["keywords"] = list(given) if isinstance(given, Mapping) else None
         described["recipe"] = _find_recipe(data, inputs)
         described["target"] = describe_target(model, data, _predict_example(model, data))
@@ -463,6 +465,16 @@ def save(
         shutil.rmtree(draft, ignore_errors=True)
         raise
     return target
+
+
+def _find_own_prediction(model: Any) -> str | None:
+    """Return the method of the user with which the model predicts; None: it calls its network."""
+    if getattr(model, "_inputs", None) is None:
+        return "predict_step"  # of a LightningModule
+    for name in ("predict", "predict_batch"):
+        if not str(getattr(type(model), name).__module__).startswith("cerebro."):
+            return name
+    return None
 
 
 def _predict_example(model: Any, data: Dataset) -> Any:

@@ -14,10 +14,17 @@ from cerebro.arguments import warn_user
 from cerebro.data import Dataset
 from cerebro.data.batches import make_loader
 from cerebro.data.dtypes import Array
-from cerebro.data.given_rows import has_names, is_rows, narrow_arrays, write_temporary
+from cerebro.data.given_rows import (
+    are_batches,
+    check_array_rows,
+    has_names,
+    is_rows,
+    narrow_arrays,
+    write_temporary,
+)
 from cerebro.data.order import mix_in_order
 from cerebro.data.raw_rows import is_raw, make_source
-from cerebro.data.recipe import has_arrays, is_ambiguous, is_csv
+from cerebro.data.recipe import is_ambiguous, is_csv
 from cerebro.data.rows import Part
 from cerebro.data.sources.arrays import is_bunch
 from cerebro.data.validation import find_unfit_columns
@@ -204,10 +211,10 @@ class TrainedModel:
                 if is_columns and train is not None:
                     _check_inputs(live.model, data, train)
                 data = narrow_arrays(data, self._saved.columns())
-            elif is_rows(data) and not (isinstance(data, list) and has_arrays(data[0])):  # batches
-                data = rows.enter_context(
-                    write_temporary(data, self._saved.dataset("data"), "predict")
-                )
+            elif is_rows(data) and not are_batches(data, self._saved.columns()):
+                like = self._saved.dataset("data")
+                wanted = _find_inputs(live.model, like)
+                data = rows.enter_context(write_temporary(data, like, "predict", wanted))
                 unfit = self._find_unfit_columns(live.model, data, "predict")
             elif isinstance(data, Dataset):
                 unfit = self._find_unfit_columns(live.model, data, str(data.path))
@@ -242,15 +249,16 @@ def _find_inputs(model: Any, train: Dataset) -> list[str] | None:
 def _check_inputs(model: Any, arrays: Mapping[str, Any], train: Dataset) -> None:
     """Raise InputError if arrays by column may be rows before or after they became inputs."""
     inputs = _find_inputs(model, train)
-    for made in train.shards.manifest.recipe:
-        name = made["name"]
-        given = {**made, "transforms": train.transforms.get(name)}
-        if (inputs is None or name in inputs) and is_ambiguous(given, arrays):
+    known = {made["name"]: made for made in train.shards.manifest.recipe}
+    for name in train.columns if inputs is None else inputs:
+        is_transformed = name in arrays and bool(train.transforms.get(name))
+        if is_transformed or (name in known and is_ambiguous(known[name], arrays)):
             raise InputError(
                 f"predict: arrays by column may be rows before or after {name!r} was made of them "
                 "(it has transforms, or is filled, stacked or renamed): give raw rows as a frame "
                 "or lists, or a dataset; for the model's own inputs, load().predict(arrays)"
             )
+    check_array_rows(arrays, train.columns)
 
 
 def _predict(model: Any, data: Any, batch_size: int, unfit: Mapping[str, str]) -> Any:

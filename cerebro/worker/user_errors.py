@@ -142,6 +142,8 @@ def explain_unlike_types(
     images = [name for name in wrong if dtype == "uint8" and _is_image(columns[name].shape)]
     if images:
         return f"; {whose} {dtype}: {_format_transforms(columns[images[0]], given, scaled=True)}"
+    if any(columns[name].classes is not None for name in wrong):
+        return f"; {whose} codes of classes: give floats for the names, such as 0.0 and 1.0"
     if given:
         arrays = " and ".join(_format_cast(name, required) for name in wrong)
         return f"; {whose} {dtype}: give {arrays}"

@@ -80,6 +80,8 @@ def _match_keras(net: Any, info: Info) -> dict[str, Any] | None:
         return None
     columns: dict[str, Any] = {"inputs": {name: name for name in inputs}}
     if set(outputs) <= set(info.data.columns):
-        return columns | {"target": {name: name for name in outputs}}
+        # Keras takes no dictionary of a single target if the loss is given by its name.
+        named = {name: name for name in outputs}
+        return columns | {"target": outputs[0] if len(outputs) == 1 else named}
     targets = [name for name in info.data.columns if name in TARGETS]
     return columns | {"target": targets[0]} if len(targets) == 1 else None

@@ -287,16 +287,18 @@ def test_arrays_by_column_are_inputs_unless_they_may_be_rows(
             function(arrays)
     inputs = {name: torch.as_tensor(array) for name, array in arrays.items()}
     torch.testing.assert_close(predict(x, sex, port), best.load().predict(inputs), rtol=0, atol=0)
+    for rows, message in (
+        ([], "there are no rows: give at least one"),
+        ("new.parquet", "'new.parquet' is not a .csv or .tsv file: read it as a frame"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            predict(rows)
+    row = pd.DataFrame(NEW).iloc[1]
+    torch.testing.assert_close(predict(row), best.predict(row), rtol=0, atol=0)
     arrow = pytest.importorskip("pyarrow")
     with pytest.raises(ValueError, match="Arrow table: give a frame"):
         predict(arrow.Table.from_pylist([{"Sex": "male"}]))
     plain = cerebro.shard({"x": x, "y": np.array([0, 1])}, tmp_path / "d", progress=False)
-
-    def linear(config: dict[str, Any]) -> Any:
-        torch.manual_seed(0)
-        net = nn.Linear(4, 2)
-        optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"])
-        return cerebro.torch.Model(net, optimizer=optimizer, loss=nn.functional.cross_entropy)
 
     best = search(linear, plain, tmp_path / "run", validation=None, batch_size=2).best
     predict = runpy.run_path(str(best.save(tmp_path / "plain") / "load.py"))["predict"]
@@ -304,6 +306,113 @@ def test_arrays_by_column_are_inputs_unless_they_may_be_rows(
     torch.testing.assert_close(predict({"x": x}), best.predict(x), rtol=0, atol=0)
     with pytest.raises(ValueError, match="the arrays lack the column 'x'"):
         predict({"z": x})
+
+
+def test_columns_of_arrays_may_be_rows_before_their_transforms(tmp_path: Path) -> None:
+    """`shard` got a mapping of arrays, and `predict` must not take it for scaled inputs."""
+    import runpy
+
+    rng = np.random.default_rng(0)
+    rows = {"x": rng.uniform(0, 255, (40, 4)).astype("f4"), "y": rng.integers(0, 2, 40)}
+    data = cerebro.shard(rows, tmp_path / "d", progress=False)
+    data = data.with_transforms({"x": [Scale(1 / 255)]})
+    best = search(linear, data, tmp_path / "run").best
+    scaled = rows["x"] / np.float32(255)
+    with torch.no_grad():
+        expected = best.load().net(torch.from_numpy(scaled))
+    predict = runpy.run_path(str(best.save(tmp_path / "model") / "load.py"))["predict"]
+    for function in (best.predict, predict):
+        with pytest.raises(ValueError, match="may be rows before or after 'x' was made of them"):
+            function(rows)
+        torch.testing.assert_close(function(scaled), expected, rtol=0, atol=0)
+    torch.testing.assert_close(best.predict((rows["x"], rows["y"])), expected, rtol=0, atol=0)
+
+
+def linear(config: dict[str, Any]) -> Any:
+    torch.manual_seed(0)
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"])
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=nn.functional.cross_entropy)
+
+
+@pytest.mark.parametrize("wrap", [np.asarray, torch.as_tensor, list])
+def test_dictionaries_of_arrays_are_rows_or_batches_by_their_dimensions(
+    wrap: Any, tmp_path: Path
+) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype("f4")
+    best = search(linear, [{"x": v, "y": i % 2} for i, v in enumerate(x)], tmp_path / "run").best
+    expected = best.predict(x)
+    rows = [{"x": wrap(vector), "y": 0} for vector in x[:3]]
+    torch.testing.assert_close(best.predict(rows), expected[:3], rtol=0, atol=0)
+    batches = [{"x": torch.as_tensor(x[:16])}, {"x": torch.as_tensor(x[16:])}]
+    torch.testing.assert_close(best.predict(batches), expected)
+    with pytest.raises(
+        InputError, match=r"one number for each row, .* shape \(4\): .* a list of it"
+    ):
+        best.predict({"x": wrap(x[0])})
+
+
+def test_a_target_that_nobody_reads_may_hold_anything(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype("f4")
+    rows = pd.DataFrame({"x": list(x), "y": ["no", "yes"] * 20})
+    best = search(linear, rows, tmp_path / "run").best
+    expected = best.predict(rows[["x"]])
+    for target in ([-1] * 40, [None] * 40, ["perhaps"] * 40):
+        torch.testing.assert_close(best.predict(rows.assign(y=target)), expected, rtol=0, atol=0)
+    whole = torch.utils.data.TensorDataset(torch.as_tensor(x), torch.zeros(40, dtype=torch.long))
+    for pair in ((x, np.zeros(40, int)), whole):
+        torch.testing.assert_close(best.predict(pair), expected, rtol=0, atol=0)
+    with pytest.raises(InputError, match="column 'y' has numbers, but names in the training data"):
+        best.evaluate(rows.assign(y=[0, 1] * 20))
+
+
+def test_a_column_may_be_in_a_stack_and_by_itself(tmp_path: Path) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(3, 2)
+
+        def forward(self, x: Any, a: Any) -> Any:
+            return self.out(torch.cat([x, a[:, None]], 1))
+
+    def build(config: dict[str, Any]) -> Any:
+        net = Both()
+        optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"])
+        loss = nn.functional.cross_entropy
+        return cerebro.torch.Model(net, optimizer=optimizer, loss=loss, inputs=["x", "a"])
+
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=40), "b": rng.normal(size=40), "y": [0, 1] * 20})
+    frame = frame.astype({"a": "float32", "b": "float32"})
+    columns = {"x": ["a", "b"], "a": "a", "y": "y"}
+    data = cerebro.shard(frame, tmp_path / "d", columns=columns, progress=False)
+    best = search(build, data, tmp_path / "run", validation=frame).best
+    assert best.evaluate(frame)["loss"] == best.metrics["val_loss"]
+    with pytest.raises(InputError, match="columns stacks 'a' twice: name it once"):
+        cerebro.shard(frame, tmp_path / "e", columns={"x": ["a", "a", "b"]}, progress=False)
+
+
+def test_numbers_that_no_type_holds_do_not_become_text(tmp_path: Path) -> None:
+    cells = ["12345678901234567", "", "5.5", *["3", "20", "100"] * 6]
+    path = tmp_path / "big.csv"
+    path.write_text("x,y\n" + "".join(f"{cell},{row % 2}\n" for row, cell in enumerate(cells)))
+    with pytest.raises(InputError, match="12345678901234567 in row 0, which float64 cannot hold"):
+        cerebro.shard(path, tmp_path / "d", missing="median", progress=False)
+    frame = pd.DataFrame({"x": np.arange(40), "y": [0, 1] * 20, "z": 0.0})
+    data = cerebro.shard(frame, tmp_path / "e", columns={"x": ["x", "z"], "y": "y"}, progress=False)
+    best = search(
+        lambda config: cerebro.sklearn.Model(_naive_bayes()), data, tmp_path / "run"
+    ).best  # fmt: skip
+    for moment in (np.datetime64("2020-01-01", "ns"), np.timedelta64(1, "ns")):
+        with pytest.raises(InputError, match="in row 0, but numbers in the training data"):
+            best.predict([{"x": moment, "z": 0.0}])
+
+
+def _naive_bayes() -> Any:
+    pytest.importorskip("sklearn")
+    from sklearn.naive_bayes import GaussianNB
+
+    return GaussianNB()
 
 
 def test_mixed_forms_of_rows_are_refused(trained: tuple[Any, Path], tmp_path: Path) -> None:
@@ -731,3 +840,62 @@ def test_a_lightning_module_with_several_inputs_predicts_raw_rows(tmp_path: Path
     best = search(lambda config: Module(), data, tmp_path / "other").best
     with pytest.raises(InputError, match=r"forward\(first, second\) does not tell which of"):
         best.predict(rows)
+
+
+class Shares(cerebro.torch.Model):
+    def predict_batch(self, batch: Any) -> Any:
+        return torch.softmax(super().predict_batch(batch), 1)
+
+
+def test_a_saved_model_tells_that_it_does_not_predict_as_the_users_method(tmp_path: Path) -> None:
+    def build(config: dict[str, Any]) -> Any:
+        net = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"])
+        return Shares(net, optimizer=optimizer, loss=nn.functional.cross_entropy)
+
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype("f4")
+    best = search(build, (x, np.arange(40) % 2), tmp_path / "run").best
+    with pytest.warns(UserWarning, match="the network's outputs, not those of predict_batch"):
+        best.save(tmp_path / "model")
+
+
+def test_a_saved_lightning_module_tells_that_it_has_forward_only(tmp_path: Path) -> None:
+    import runpy
+
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.out = nn.Linear(2, 2)
+
+        def forward(self, x: Any) -> Any:
+            return self.out(x)
+
+        def training_step(self, batch: Any) -> Any:
+            x, y = batch
+            return F.cross_entropy(self(x), y)
+
+        def validation_step(self, batch: Any) -> None:
+            self.log("loss", self.training_step(batch))
+
+        def predict_step(self, batch: Any) -> Any:
+            return torch.softmax(self(batch[0]), 1)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    frame = pd.DataFrame({"a": np.arange(40.0), "b": np.ones(40), "y": [0, 1] * 20})
+    data = cerebro.shard(
+        frame, tmp_path / "d", columns={"x": ["a", "b"], "y": "y"}, dtypes={"x": "float32"},
+        progress=False,
+    )  # fmt: skip
+    best = search(lambda config: Module(), data, tmp_path / "run").best
+    with pytest.warns(UserWarning, match="the network's outputs, not those of predict_step"):
+        best.save(tmp_path / "model")
+    predict = runpy.run_path(str(tmp_path / "model" / "load.py"))["predict"]
+    shares = torch.softmax(predict(frame.head(4)), 1)
+    torch.testing.assert_close(shares, best.predict(frame.head(4)))
+    with pytest.raises(InputError, match="does not say which column it reads: give a mapping"):
+        best.predict(frame[["a", "b"]].to_numpy("f4"))

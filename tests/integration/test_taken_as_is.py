@@ -225,3 +225,25 @@ def test_inputs_of_functional_keras_models_are_found_by_name(tmp_path: Path) -> 
     x, y = make_rows().values()
     result = search(build, {"y": y, "right": x, "left": -x}, tmp_path / "run", epochs=1)
     assert result.status == "finished"
+
+
+def test_the_output_of_a_functional_keras_model_may_name_the_target(tmp_path: Path) -> None:
+    """Keras refuses a dictionary of a single target for a loss that is given by its name."""
+    pytest.importorskip("keras")
+
+    def build(config: dict[str, Any]) -> Any:
+        given = keras.Input((4,), name="x")
+        net = keras.Model(given, keras.layers.Dense(3, "softmax", name="kind")(given))
+        net.compile(keras.optimizers.SGD(config["lr"]), "sparse_categorical_crossentropy")
+        return net
+
+    def build_by_name(config: dict[str, Any]) -> Any:
+        return cerebro.keras.Model(build(config), inputs="x", target="kind")
+
+    x, y = make_rows().values()
+    data = {"kind": y, "x": x}
+    found, named = (
+        search(make, data, tmp_path / make.__name__, epochs=1).best
+        for make in (build, build_by_name)
+    )
+    assert found.metrics == named.metrics

@@ -23,11 +23,11 @@ def dataset_of(loader: Any) -> Any:
             f"({type(loader.batch_sampler).__name__}), which a search cannot honour: "
             "give loader.dataset if every epoch may see all rows once"
         )
-    if loader.batch_size is None:  # also with a custom batch_sampler
+    if loader.batch_sampler is None:
         raise InputError(
             "the DataLoader has batch_size=None, so its dataset makes batches: give rows"
         )
-    sampler = loader.sampler
+    sampler = loader.batch_sampler.sampler  # that of the loader, if it made the batch_sampler
     ordinary = type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler
         and not sampler.replacement

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 import cerebro
+from cerebro.data.containers import unpack
 from cerebro.errors import InputError
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import (  # noqa: E402
+    BatchSampler,
     DataLoader,
     RandomSampler,
+    SequentialSampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -82,6 +85,14 @@ def test_check_and_plan_take_a_loader() -> None:
     assert plan.trials == 1
 
 
+def test_a_batch_sampler_that_only_counts_is_that_of_batch_size() -> None:
+    given = DataLoader(
+        dataset(), batch_sampler=BatchSampler(SequentialSampler(dataset()), 8, False)
+    )
+    data, _, remark = unpack(given, None)
+    assert data is given.dataset and "its batch_size=8 and its order are not used" in remark
+
+
 def halve(rows: list[Any]) -> Any:
     return torch.utils.data.default_collate(rows)
 
@@ -102,6 +113,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "batches": (
         lambda: DataLoader(dataset(), batch_sampler=[[0, 1], [2]]),
         r"custom batch_sampler \(list\).* give loader\.dataset",
+    ),
+    "batches of some": (
+        lambda: DataLoader(
+            dataset(), batch_sampler=BatchSampler(SubsetRandomSampler([0, 1]), 2, False)
+        ),
+        "has the sampler SubsetRandomSampler",
     ),
     "no batches": (lambda: DataLoader(dataset(), batch_size=None), "batch_size=None"),
     "collate": (

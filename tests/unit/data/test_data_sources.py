@@ -278,7 +278,7 @@ def test_the_error_names_binary_values_that_do_not_fit(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=match):
             shard(table, tmp_path / "d", dtypes=dtypes)
     with pytest.raises(InputError, match="'x' a shape, but it is a stack"):
-        shard(even, tmp_path / "d", columns={"x": ["y", "y"]}, dtypes={"x": ("float32", (2,))})
+        shard(even, tmp_path / "d", columns={"x": ["y"]}, dtypes={"x": ("float32", (1,))})
 
 
 def test_tuples_of_a_torch_dataset_are_x_and_y(tmp_path: Path) -> None:
