@@ -418,7 +418,8 @@ def loss_of(output: Any) -> Any:
     if loss is None:
         raise InputError(
             f"loss=None takes the loss from the network's output, but a {type(output).__name__} "
-            "has none: give loss, or make the network compute it"
+            "has none: give loss, or make the network compute it (a Hugging Face model does if the "
+            "batch has labels, in a column named labels or label)"
         )
     return loss
 

@@ -25,10 +25,14 @@ _CALLBACKS = {
     "Initializer": "weights set in the module",
 }
 
+_OF_SKORCH = ("skorch.net", "skorch.classifier", "skorch.regressor")
+"""The modules of skorch's nets; others, such as `skorch.hf`, change how nets train."""
+
 _OWN_STEPS = (
     "train_step", "train_step_single", "validation_step", "evaluation_step", "infer",
     "run_single_epoch", "fit_loop", "on_train_begin", "on_epoch_begin", "on_epoch_end",
-    "on_batch_begin", "on_batch_end", "on_grad_computed", "on_train_end",
+    "on_batch_begin", "on_batch_end", "on_grad_computed", "on_train_end", "get_dataset",
+    "get_iterator", "_default_callbacks",
 )  # fmt: skip
 
 WORDS = list_words(
@@ -114,13 +118,30 @@ class _Loss(torch.nn.Module):  # type: ignore[misc]
         self.criterion = net.criterion_
         self._net = net
         self._is_binary = _is_a(net, "NeuralNetBinaryClassifier")
+        self._is_own = type(net).get_loss.__module__ not in _OF_SKORCH
 
     def forward(self, output: Any, target: Any) -> Any:
         if self._is_binary:
             output = _squeeze_logits(output)
         training = torch.is_grad_enabled()
         self.criterion.train(training)
+        if self._is_own:
+            return self._net.get_loss(output, target, X=_NoRows(), training=training)
         return self._net.get_loss(output, target, training=training)
+
+
+class _NoRows:
+    """What a net's own ``get_loss`` gets as `X`: it may be passed on, but not read."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise InputError(
+            "get_loss reads X, which a search does not pass: use cerebro.torch.Model(net.module_, "
+            "step=...), whose step gets the batch"
+        )
+
+    __getattr__ = __getitem__ = __array__ = __len__ = __iter__ = __torch_function__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = _refuse
+    __truediv__ = __rtruediv__ = __pow__ = __neg__ = __lt__ = __gt__ = __bool__ = _refuse
 
 
 def _squeeze_logits(output: Any) -> Any:
@@ -128,9 +149,14 @@ def _squeeze_logits(output: Any) -> Any:
     return output.squeeze(1) if output.dim() == 2 and output.shape[1] == 1 else output
 
 
+def _accuracy(output: Any, target: Any) -> Any:
+    output = output[0] if isinstance(output, tuple) else output  # as the net's predict does
+    return (output.argmax(1) == target).float().mean()
+
+
 def _make_accuracy(net: Any) -> dict[str, Callable[..., Any]]:
     if _is_a(net, "NeuralNetClassifier"):
-        return {"accuracy": lambda output, target: (output.argmax(1) == target).float().mean()}
+        return {"accuracy": _accuracy}
     is_binary = _is_a(net, "NeuralNetBinaryClassifier")
     if is_binary and isinstance(net.criterion_, torch.nn.BCEWithLogitsLoss):
         threshold = net.threshold
@@ -188,9 +214,15 @@ def _check_net(net: Any) -> None:
             f"{kind} has dataset={dataset.__name__}, which a search does not use: do its work in "
             "cerebro.shard, Dataset.with_transforms, or the module"
         )
+    for name, value in net.get_params(deep=False).items():
+        if name.startswith("iterator_") and name.endswith(("collate_fn", "sampler")) and value:
+            raise InputError(
+                f"{kind} has {name}, which a search does not use: do in the module what needs a "
+                "batch; rows by weight are cerebro.shard(...).with_sampling(weights=)"
+            )
     for name in _OWN_STEPS:
         owner = next(base for base in type(net).__mro__ if name in vars(base))
-        if not owner.__module__.startswith("skorch."):
+        if owner.__module__ not in _OF_SKORCH:
             raise InputError(
                 f"{owner.__name__} overrides {name}, which a search does not call: use "
                 "cerebro.torch.Model(net.module_, step=...) or train_step="

@@ -340,7 +340,7 @@ class TransformersModel(Model):
             }
             batch = {**make_getter(self._renamed)(batch), **masks}
         if self._collator is None:
-            batch = _remove_masks(batch)
+            batch = _widen_integers(_remove_masks(batch))
         else:
             rows = _split_rows(batch, self._kept if self._renamed is None else None)
             batch = _move_to_device(dict(self._collator(rows)), self._network.device)
@@ -354,6 +354,15 @@ class TransformersModel(Model):
                 'name them, inputs={"input_ids": "text"}'
             )
         return arguments
+
+
+def _widen_integers(batch: Batch) -> Batch:
+    """Return a batch whose small integers are int64, as the Trainer's default collator makes them.
+
+    The datasets library stores token types as int8, which no embedding takes.
+    """
+    small = (torch.int8, torch.int16, torch.int32)
+    return {n: v.long() if getattr(v, "dtype", None) in small else v for n, v in batch.items()}
 
 
 def _get_base(model: Any) -> Any:

@@ -12,6 +12,7 @@ from cerebro.machine import generators
 torch = pytest.importorskip("torch")
 skorch = pytest.importorskip("skorch")
 from skorch.callbacks import EarlyStopping, GradientNormClipping  # noqa: E402
+from skorch.hf import AccelerateMixin  # noqa: E402
 
 from cerebro.torch import from_skorch  # noqa: E402
 
@@ -115,8 +116,20 @@ def test_unsupported_skorch_options_are_refused_by_name():
         def transform(self, X, y):
             return X * 100, y
 
+    class Iterating(skorch.NeuralNetClassifier):
+        def get_iterator(self, dataset, training=False):
+            return super().get_iterator(dataset, training)
+
+    class Accelerated(AccelerateMixin, skorch.NeuralNetClassifier):
+        """Its steps are skorch's own, but not those of its nets."""
+
     rows = torch.utils.data.TensorDataset(torch.zeros(2, 5))
+    weights = torch.utils.data.WeightedRandomSampler([1.0, 2.0], 2)
     for given, message in (
+        (net(Iterating), "Iterating overrides get_iterator"),
+        (net(Accelerated, accelerator=None), "AccelerateMixin overrides train_step"),
+        (net(iterator_train__sampler=weights), "has iterator_train__sampler.*with_sampling"),
+        (net(iterator_valid__collate_fn=list), "has iterator_valid__collate_fn"),
         (net(callbacks=[EarlyStopping()]), "callback EarlyStopping.*use search.stop="),
         (net(callbacks=[("clip", GradientNormClipping)]), "GradientNormClipping.*use clip_norm="),
         (net(warm_start=True), "has warm_start=True"),
@@ -145,6 +158,46 @@ def test_error_names_a_criterion_that_returns_several_values():
     x, y = arrays(skorch.NeuralNetClassifier)
     with pytest.raises(InputError, match=r"loss must .*, but Several returned .* type tuple"):
         from_skorch(net(Plain, criterion=Several)).train_batch({"x": x, "y": y})
+
+
+def test_a_loss_of_ones_own_may_pass_rows_on_but_not_read_them():
+    class Passing(skorch.NeuralNetClassifier):
+        def get_loss(self, output, target, X=None, training=False):
+            return 2 * super().get_loss(output, target, X=X, training=training)
+
+    class Reading(skorch.NeuralNetClassifier):
+        def get_loss(self, output, target, X=None, training=False):
+            loss = super().get_loss(output, target, X=X, training=training)
+            return loss if X is None else loss * (1 + X.mean())
+
+    class Squaring(skorch.NeuralNetClassifier):
+        def get_loss(self, output, target, X=None, training=False):
+            return (X**2).mean()
+
+    x, y = arrays(skorch.NeuralNetClassifier)
+    losses = []
+    for kind in (skorch.NeuralNetClassifier, Passing):
+        generators.seed_all(3, True)
+        losses.append(float(from_skorch(net(kind)).train_batch({"x": x, "y": y})["loss"]))
+    assert losses[1] == 2 * losses[0]
+    for kind in (Reading, Squaring):
+        with pytest.raises(InputError, match="get_loss reads X, which a search does not pass"):
+            from_skorch(net(kind)).train_batch({"x": x, "y": y})
+
+
+def test_the_accuracy_of_several_outputs_is_that_of_the_first():
+    class Pair(Module):
+        def forward(self, x):
+            return super().forward(x), x
+
+    class First(skorch.NeuralNetClassifier):
+        def get_loss(self, output, target, X=None, training=False):
+            return super().get_loss(output[0], target, training=training)
+
+    x, y = arrays(skorch.NeuralNetClassifier)
+    model = from_skorch(First(Pair))
+    expected = (model.net.eval()(x)[0].argmax(1) == y).float().mean()
+    assert model.evaluate([{"x": x, "y": y}])["accuracy"] == pytest.approx(float(expected))
 
 
 def test_schedules_and_clipping_replace_callbacks():

@@ -48,6 +48,21 @@ def test_steps_are_not_recorded():
     assert model.held_bytes == 0
 
 
+def test_small_integers_are_widened_without_a_collator():
+    """The datasets library stores token types as int8, which no embedding takes."""
+    batch = {name: torch.as_tensor(np.asarray(value)) for name, value in TRAIN[0].items()}
+    batch = {name: value for name, value in batch.items() if not name.endswith("_length")}
+    types = torch.zeros_like(batch["input_ids"])
+    losses = []
+    for kind in (torch.int64, torch.int8):
+        generators.seed_all(4, True)
+        bert = make_bert()
+        optimizer = torch.optim.SGD(bert.parameters(), lr=0.1)
+        model = from_transformers(model=bert, optimizer=optimizer)
+        losses.append(model.train_batch({**batch, "token_type_ids": types.to(kind)})["loss"])
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_losses_and_weights_are_those_of_the_trainer(tmp_path, accumulate):
     pytest.importorskip("accelerate")
