@@ -151,8 +151,9 @@ def search(
         The number of trials to run. Required for searchers that never end, unless `time_limit` is
         given.
     validation
-        A `Dataset`, a fraction of `data` (its last part), data in memory as for `data` (which gets
-        the types, classes and transforms of `data`), a `cerebro.KFold` or a scikit-learn splitter.
+        A `Dataset`, a fraction of `data` (the last rows of each shard), data in memory as for
+        `data` (which gets its types, classes and transforms), a `cerebro.KFold` or a scikit-learn
+        splitter.
         None ranks trials by training metrics, with a warning. With folds every configuration is
         trained once per fold, and the folds advance together, epoch by epoch. Its metrics are the
         means (``accuracy``) and standard deviations (``accuracy_std``) over the folds.

@@ -379,8 +379,9 @@ class Dataset:
         """Return views of disjoint parts of the rows, one for each fraction.
 
         A part has a contiguous range of rows of every shard. Rows were shuffled when the dataset
-        was written; one written with ``shuffle=False`` is split in its original order. With
-        `stratify` or `groups`, rows are chosen by label instead.
+        was written; if not (``shuffle=False``), each shard is split in its original order, so that
+        only with ``shards=1`` the last part has the last rows. With `stratify` or `groups`, rows
+        are chosen by label instead.
 
         Parameters
         ----------

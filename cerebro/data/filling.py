@@ -137,6 +137,11 @@ class FilledSource(Source):
             if not len(present):
                 raise InputError(f"column {name!r} has no values: leave it out with columns=[...]")
             fill = float(np.mean(present) if way == "mean" else np.median(present))
+            if not np.isfinite(fill):
+                raise InputError(
+                    f"missing: column {name!r} has infinite values, so its {way} is {fill}: "
+                    "give a number"
+                )
         elif way is not None:
             fill = way
         if fill is not None and values.dtype.kind in "biu":
@@ -149,6 +154,11 @@ class FilledSource(Source):
     ) -> ColumnData:
         names = sorted(set(present)) if declared is None else declared
         fill = None
+        if way in ("category", "mean", "median") and MISSING in names and len(present) < len(cells):
+            raise InputError(
+                f"missing: column {name!r} has the name {MISSING!r}, so gaps need another: give "
+                f'missing={{{name!r}: "unstated"}}'
+            )
         if way == "fill":
             counts = Counter(present)
             fill = max(names, key=lambda label: counts[label])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -120,17 +121,28 @@ def write_temporary(
         yield write(rows, target, like, wanted=wanted, what=what, shards=1, shuffle=False)
 
 
-def narrow_arrays(value: Any, columns: Mapping[str, Column]) -> Any:
-    """Return arrays for ``predict``: float64 becomes float32 unless a column is float64."""
-    if isinstance(value, Mapping):
-        return {
-            name: narrow_arrays(array, {name: columns[name]}) if name in columns else array
-            for name, array in value.items()
-        }
-    wide = isinstance(value, np.ndarray) and value.dtype == np.float64
-    if not wide or not columns or any(column.dtype == "float64" for column in columns.values()):
+def as_matrix(rows: Sequence[Any]) -> Any:
+    """Return rows as an array; raise InputError if they differ in length."""
+    try:
+        return np.asarray(rows)
+    except ValueError:
+        raise InputError(
+            "predict: the rows differ in length: give them by the name of their column"
+        ) from None
+
+
+def as_column(value: Any, column: Column) -> Any:
+    """Return an array or a list for ``predict`` as the training data has it: numbers as floats."""
+    if isinstance(value, (list, tuple)) and not any(hasattr(item, "ndim") for item in value):
+        value = np.asarray(value)
+    dtype = column.dtype
+    if dtype not in ("float16", "float32", "float64"):
         return value
-    return value.astype(np.float32)
+    if isinstance(value, np.ndarray):
+        return value.astype(dtype, copy=False) if value.dtype.kind in "biuf" else value
+    if type(value).__module__ == "torch":
+        return value.to(getattr(sys.modules["torch"], dtype))
+    return value
 
 
 def are_batches(value: Any, columns: Mapping[str, Column]) -> bool:
@@ -151,6 +163,12 @@ def check_array_rows(value: Mapping[str, Any], columns: Mapping[str, Column]) ->
                 f"predict: {name!r} has one number for each row, but the training data's rows have "
                 f"shape {shape}: if it is one row, give a list of it"
             )
+
+
+def has_sequences(value: Mapping[Any, Any], columns: Mapping[str, Column]) -> bool:
+    """Return whether a mapping has lists of sequences, which only a dataset can pad."""
+    ragged = (name for name in value if name in columns and columns[name].ragged)
+    return any(isinstance(value[name], (list, tuple)) for name in ragged)
 
 
 def has_names(value: Mapping[Any, Any], columns: Mapping[str, Column]) -> bool:

@@ -224,8 +224,8 @@ def split_by_group(
 ) -> list[list[Array]]:
     """Return row positions by part and shard that keep the rows of a group together.
 
-    Groups are processed in an order keyed by `seed`; each is assigned to the part that lacks the
-    most rows.
+    The largest groups come first, equal ones in an order keyed by `seed`; each is assigned to the
+    part that lacks the most rows.
     """
     part_of = assign_groups(labels, bounds, seed)
     ends = np.cumsum([len(of_shard) for of_shard in labels])[:-1]
@@ -245,7 +245,8 @@ def assign_groups(labels: Sequence[Array], bounds: Sequence[float], seed: int) -
     lacking = np.diff([0.0, *bounds, 1.0]) * len(rows)
     part_of = np.zeros(groups, np.int64)
     empty = set(range(parts))
-    for turn, group in enumerate(_core.permutation(groups, seed, "split")):
+    order = np.asarray(_core.permutation(groups, seed, "split"))
+    for turn, group in enumerate(order[np.argsort(-counts[order], kind="stable")]):
         part = int(np.argmax(lacking))
         if groups - turn <= len(empty) and part not in empty:
             part = min(empty)

@@ -123,7 +123,7 @@ def shard(
         separate category, ``missing``, and in numbers the median. ``"fill"``: in text the most
         frequent name, and in numbers the median. ``"mean"`` and ``"median"``: in numbers that, and
         in text a category. Or a mapping of the source's columns to these or to constants; columns
-        that it does not name are not filled. In columns of integers, what is filled is rounded. It
+        that it does not name are not filled. Integers and booleans with gaps become floats. It
         is computed from all rows of the source, and recorded: `Trial.predict` fills new rows
         alike. The source must be a frame, a CSV file, a mapping of columns or a list of
         dictionaries, and is read into memory. A target (a column that is ``y``, ``target``,

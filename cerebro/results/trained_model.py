@@ -16,10 +16,12 @@ from cerebro.data.batches import make_loader
 from cerebro.data.dtypes import Array
 from cerebro.data.given_rows import (
     are_batches,
+    as_column,
+    as_matrix,
     check_array_rows,
     has_names,
+    has_sequences,
     is_rows,
-    narrow_arrays,
     write_temporary,
 )
 from cerebro.data.order import mix_in_order
@@ -194,9 +196,12 @@ class TrainedModel:
             settings_of_run(live.libraries),
             contextlib.ExitStack() as rows,
         ):
+            if isinstance(data, list) and data and isinstance(data[0], (list, int, float)):
+                data = as_matrix(data)
             is_array = hasattr(data, "ndim") and not hasattr(data, "columns")
+            columns, unfit = self._saved.columns(), {}
             is_columns = isinstance(data, Mapping) and not is_bunch(data)
-            unfit: dict[str, str] = {}
+            is_columns = is_columns and not has_sequences(data, columns)
             train = self._saved.training_data()
             made = None
             if type(data).__module__.startswith("pandas") and is_array:  # a row of a frame
@@ -207,11 +212,9 @@ class TrainedModel:
                 made = make_source(data, train, _find_inputs(live.model, train), "predict")
             if made is not None and train is not None:
                 data = rows.enter_context(write_temporary(made, train, "predict"))
-            elif is_array or (is_columns and not has_names(data, self._saved.columns())):
-                if is_columns and train is not None:
-                    _check_inputs(live.model, data, train)
-                data = narrow_arrays(data, self._saved.columns())
-            elif is_rows(data) and not are_batches(data, self._saved.columns()):
+            elif is_array or (is_columns and not has_names(data, columns)):
+                data = _as_inputs(live.model, data, train) if train is not None else data
+            elif is_rows(data) and not are_batches(data, columns):
                 like = self._saved.dataset("data")
                 wanted = _find_inputs(live.model, like)
                 data = rows.enter_context(write_temporary(data, like, "predict", wanted))
@@ -246,15 +249,31 @@ def _find_inputs(model: Any, train: Dataset) -> list[str] | None:
     return [stored_column(name, train.columns) for name in column_names("inputs", inputs)]
 
 
-def _check_inputs(model: Any, arrays: Mapping[str, Any], train: Dataset) -> None:
-    """Raise InputError if arrays by column may be rows before or after they became inputs."""
+def _as_inputs(model: Any, data: Any, train: Dataset) -> Any:
+    """Return an array, or arrays by column, with the types of a model's inputs.
+
+    Raise InputError if they may be rows before or after they became inputs.
+    """
     inputs = _find_inputs(model, train)
+    if isinstance(data, Mapping):
+        arrays = data
+    elif inputs is not None and len(inputs) == 1:
+        arrays = {inputs[0]: data}
+    else:
+        return data  # for the model's own error
+    _check_inputs(inputs, arrays, train)
+    known = train.columns
+    made = {n: as_column(a, known[n]) if n in known else a for n, a in arrays.items()}
+    return made if arrays is data else made[next(iter(made))]
+
+
+def _check_inputs(inputs: list[str] | None, arrays: Mapping[str, Any], train: Dataset) -> None:
     known = {made["name"]: made for made in train.shards.manifest.recipe}
     for name in train.columns if inputs is None else inputs:
         is_transformed = name in arrays and bool(train.transforms.get(name))
         if is_transformed or (name in known and is_ambiguous(known[name], arrays)):
             raise InputError(
-                f"predict: arrays by column may be rows before or after {name!r} was made of them "
+                f"predict: arrays may be rows before or after {name!r} was made of them "
                 "(it has transforms, or is filled, stacked or renamed): give raw rows as a frame "
                 "or lists, or a dataset; for the model's own inputs, load().predict(arrays)"
             )

@@ -292,7 +292,7 @@ class Trial:
             columns as the training data's did: stacks, codes, fill values, types, transforms. The
             target and other columns may be missing. Or a `cerebro.Dataset` or its path; a table, a
             pair ``(x, y)`` or a PyTorch dataset, as for `evaluate`; or an argument of the model's
-            own ``predict``: an array, or arrays by column unless they may be rows before a
+            own ``predict``, an array or arrays by column, unless they may be rows before a
             transform.
         output
             ``"raw"``: the model's outputs. ``"class"``: the name of the most probable class, or its

@@ -78,7 +78,8 @@ def _match_keras(net: Any, info: Info) -> dict[str, Any] | None:
         return None
     if not set(inputs) <= set(info.data.columns):
         return None
-    columns: dict[str, Any] = {"inputs": {name: name for name in inputs}}
+    given = inputs[0] if len(inputs) == 1 else {name: name for name in inputs}
+    columns: dict[str, Any] = {"inputs": given}
     if set(outputs) <= set(info.data.columns):
         # Keras takes no dictionary of a single target if the loss is given by its name.
         named = {name: name for name in outputs}

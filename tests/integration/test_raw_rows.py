@@ -324,8 +324,15 @@ def test_columns_of_arrays_may_be_rows_before_their_transforms(tmp_path: Path) -
     for function in (best.predict, predict):
         with pytest.raises(ValueError, match="may be rows before or after 'x' was made of them"):
             function(rows)
-        torch.testing.assert_close(function(scaled), expected, rtol=0, atol=0)
-    torch.testing.assert_close(best.predict((rows["x"], rows["y"])), expected, rtol=0, atol=0)
+    for bare in (rows["x"], torch.as_tensor(scaled)):  # nothing says whether they are scaled
+        with pytest.raises(InputError, match=r"for the model's own inputs, load\(\)\.predict"):
+            best.predict(bare)
+    for found in (
+        best.load().predict(scaled),
+        predict(scaled),
+        best.predict((rows["x"], rows["y"])),
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def linear(config: dict[str, Any]) -> Any:
@@ -333,6 +340,41 @@ def linear(config: dict[str, Any]) -> Any:
     net = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"])
     return cerebro.torch.Model(net, optimizer=optimizer, loss=nn.functional.cross_entropy)
+
+
+def test_inputs_of_any_numeric_type_are_predicted_as_evaluated(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 5, (40, 4))
+    best = search(linear, (x.astype("f4"), np.arange(40) % 2), tmp_path / "run").best
+    expected = best.predict(x.astype("f4"))
+    for given in (x, x.astype("f8"), x.astype(">f8"), x.astype("f2"), torch.tensor(x), x.tolist(),
+                  torch.tensor(x).double(), {"x": x.tolist()}, {"x": torch.tensor(x)}):  # fmt: skip
+        torch.testing.assert_close(best.predict(given), expected, rtol=0, atol=0)
+    with pytest.raises(InputError, match="the rows differ in length: give them by the name of"):
+        best.predict([[1, 2], [3]])
+
+
+def test_lists_of_sequences_are_padded_as_in_training(tmp_path: Path) -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.words, self.out = nn.Embedding(20, 4), nn.Linear(4, 2)
+
+        def forward(self, t: Any, t_mask: Any) -> Any:
+            return self.out((self.words(t) * t_mask[..., None]).sum(1))
+
+    def build(config: dict[str, Any]) -> Any:
+        net = Mean()
+        optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"])
+        loss = nn.functional.cross_entropy
+        return cerebro.torch.Model(net, optimizer=optimizer, loss=loss, inputs=["t", "t_mask"])
+
+    words = [[1], [2, 3], [4, 5, 6], [7, 8], [9], [1, 2, 3, 4]] * 4
+    best = search(build, {"t": words, "y": [0, 1] * 12}, tmp_path / "run").best
+    expected = best.predict([{"t": sentence} for sentence in words])
+    torch.testing.assert_close(best.predict({"t": words}), expected, rtol=0, atol=0)
+    same_length = {"t": [[1, 2], [3, 4]]}
+    assert best.predict(same_length).shape == (2, 2)
 
 
 @pytest.mark.parametrize("wrap", [np.asarray, torch.as_tensor, list])
@@ -398,6 +440,12 @@ def test_numbers_that_no_type_holds_do_not_become_text(tmp_path: Path) -> None:
     path.write_text("x,y\n" + "".join(f"{cell},{row % 2}\n" for row, cell in enumerate(cells)))
     with pytest.raises(InputError, match="12345678901234567 in row 0, which float64 cannot hold"):
         cerebro.shard(path, tmp_path / "d", missing="median", progress=False)
+    for name, cells, way in (
+        ("a", [1.0, np.inf, np.nan], "mean"),
+        ("b", ["missing", None], "category"),
+    ):
+        with pytest.raises(InputError, match=f"missing: column '{name}' has .* give "):
+            cerebro.shard({name: cells}, tmp_path / "d", missing=way, progress=False)
     frame = pd.DataFrame({"x": np.arange(40), "y": [0, 1] * 20, "z": 0.0})
     data = cerebro.shard(frame, tmp_path / "e", columns={"x": ["x", "z"], "y": "y"}, progress=False)
     best = search(

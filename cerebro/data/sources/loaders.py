@@ -28,12 +28,13 @@ def dataset_of(loader: Any) -> Any:
             "the DataLoader has batch_size=None, so its dataset makes batches: give rows"
         )
     sampler = loader.batch_sampler.sampler  # that of the loader, if it made the batch_sampler
-    ordinary = type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler
-        and not sampler.replacement
-        and sampler.num_samples == len(loader.dataset)
+    is_stream = is_instance(loader.dataset, "torch.utils.data", "IterableDataset")
+    ordinary = is_stream or (
+        type(sampler) in (SequentialSampler, RandomSampler)
+        and not getattr(sampler, "replacement", False)
+        and len(sampler) == len(loader.dataset)
     )
-    if not ordinary and not is_instance(loader.dataset, "torch.utils.data", "IterableDataset"):
+    if not ordinary:
         raise InputError(
             f"the DataLoader has the sampler {type(sampler).__name__}, and in a search every epoch "
             "sees all rows once: give loader.dataset; rows by weight are "

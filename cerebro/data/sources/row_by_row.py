@@ -19,6 +19,8 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from cerebro.data.columns import add_classes, check_complete, copy_value, from_rows
 from cerebro.data.sources.arrays import ArraysSource
 from cerebro.data.sources.arrow_tables import read_tables
@@ -232,7 +234,26 @@ class HuggingFaceSource(Source):
                 yield table
                 first += next(iter(table.values())).rows
         else:
-            yield from row_chunks(iter(dataset.with_format(None)), names, classes)
+            typed = {name: features[name] for name in names if name not in classes}
+            rows = iter(dataset.with_format(None))
+            yield from row_chunks((_give_types(row, typed) for row in rows), names, classes)
+
+
+def _give_types(row: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with arrays and numbers of its features' types, which decoding drops."""
+    return {**row, **{name: _give_type(row[name], of) for name, of in features.items()}}
+
+
+def _give_type(value: Any, feature: Any) -> Any:
+    inner = getattr(feature, "feature", feature)  # of a list
+    dtype = str(getattr(inner, "dtype", ""))
+    if value is None or not dtype.startswith(("int", "uint", "float", "bool")):
+        return value
+    try:
+        array = np.asarray(value, dtype)
+    except (TypeError, ValueError):  # lists of lists, gaps
+        return value
+    return array if array.ndim else array[()]
 
 
 def _is_plain(feature: Any) -> bool:

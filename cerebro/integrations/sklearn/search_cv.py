@@ -461,7 +461,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         counts = type(final).__name__ in COUNTING
         if self.epochs is None:
             return 1 if counts else EPOCHS
-        if counts and self.epochs != 1:
+        if counts and isinstance(self.epochs, int) and self.epochs > 1:
             warn_user(
                 f"{type(final).__name__} counts every row in each epoch, so that after "
                 f"{self.epochs} epochs alpha counts for less: give epochs=1"

@@ -106,6 +106,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: DataLoader(dataset(), sampler=SubsetRandomSampler([0, 1])),
         r"has the sampler SubsetRandomSampler.* a subset is torch\.utils\.data\.Subset",
     ),
+    "another sequence": (
+        lambda: DataLoader(dataset(), sampler=SequentialSampler(range(10))),
+        "has the sampler SequentialSampler",
+    ),
     "replacement": (
         lambda: DataLoader(dataset(), sampler=RandomSampler(dataset(), replacement=True)),
         "has the sampler RandomSampler",

@@ -495,6 +495,47 @@ def _labelled(codes: list[int], names: list[str], image: bool = False) -> Any:
     return datasets.Dataset(table.cast(info.features.arrow_schema), info=info)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_features_of_hugging_face_keep_their_types_beside_images(
+    tmp_path: Path, stream: bool
+) -> None:
+    """A dataset with a feature that must be decoded is read row by row, as Python's numbers."""
+    datasets = pytest.importorskip("datasets")
+    pil = pytest.importorskip("PIL.Image")
+    grid = np.arange(24, dtype="f4").reshape(3, 4, 2)
+    features = {
+        "grid": datasets.Array2D((4, 2), "float32"),
+        "pixels": datasets.Array3D((1, 4, 2), "uint8"),
+        "pair": datasets.Sequence(datasets.Value("float32"), length=2),
+        "one": datasets.Value("float32"),
+        "flag": datasets.Value("bool"),
+        "y": datasets.ClassLabel(names=["no", "yes"]),
+        "image": datasets.Image(),
+    }
+    values = {
+        "grid": grid.tolist(),
+        "pixels": grid[:, None].astype("u1").tolist(),
+        "pair": grid[:, 0].tolist(),
+        "one": grid[:, 0, 0].tolist(),
+        "flag": [True, False, True],
+        "y": [0, 1, 0],
+        "image": [pil.new("L", (2, 2))] * 3,
+    }
+    found = datasets.Dataset.from_dict(values, features=datasets.Features(features))
+    found = found.to_iterable_dataset() if stream else found
+    data = shard(found, tmp_path / "d", shards=1, shuffle=False)
+    assert {name: (column.dtype, column.shape) for name, column in data.columns.items()} == {
+        "grid": ("float32", (4, 2)),
+        "pixels": ("uint8", (1, 4, 2)),
+        "pair": ("float32", (2,)),
+        "one": ("float32", ()),
+        "flag": ("bool", ()),
+        "y": ("int64", ()),
+        "image": ("uint8", (2, 2)),
+    }
+    np.testing.assert_array_equal(data.shard(0)["grid"], grid)
+
+
 @pytest.mark.parametrize("image", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_error_names_a_label_without_a_class(

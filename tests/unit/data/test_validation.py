@@ -90,6 +90,14 @@ def test_groups_are_never_on_both_sides(data: Dataset) -> None:
     assert sorted(seen) == list(range(14))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_folds_are_as_equal_as_groups_allow(tmp_path: Path, seed: int) -> None:
+    groups = np.r_[np.zeros(50, int), np.ones(50, int), np.arange(2, 102)]
+    data = shard({"group": groups}, tmp_path / "d", progress=False)
+    folds = KFold(4, groups="group", seed=seed).split(data)
+    assert [len(view) for _, view in folds] == [50] * 4
+
+
 def test_folds_of_a_view_cover_exactly_its_rows(data: Dataset) -> None:
     part = data.select(slice(10, 61))
     rows = set(column(part, "n"))
