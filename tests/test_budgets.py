@@ -26,10 +26,10 @@ LINES = {
     "control.py": 420,
     "coordinator": 5_530,
     "dask.py": 20,
-    "data": 9_830,
+    "data": 9_790,
     "errors.py": 200,
     "executors": 2_030,
-    "integrations": 9_300,
+    "integrations": 9_310,
     "jax.py": 10,
     "keras.py": 20,
     "machine": 4_610,
@@ -38,7 +38,7 @@ LINES = {
     "optuna.py": 30,
     "ray": 40,
     "report": 3_560,
-    "results": 3_200,
+    "results": 3_310,
     "run": 3_620,
     "searchers": 1_650,
     "sklearn.py": 20,
@@ -52,7 +52,7 @@ LINES = {
 }
 """The most lines of Python in each folder and file of the package, a little above today's."""
 
-MOST_FILES = 278
+MOST_FILES = 280
 """Of the package, a little above today's."""
 
 MOST_LINES = 700

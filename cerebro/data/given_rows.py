@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,9 +21,7 @@ from cerebro.data.columns import ColumnData, cell_at, check_codes, missing_value
 from cerebro.data.containers import is_container, unpack
 from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import convert, find_first_text, quote_cell
-from cerebro.data.manifest import Column
 from cerebro.data.raw_rows import make_changed
-from cerebro.data.recipe import has_arrays
 from cerebro.data.sharding import shard
 from cerebro.data.sources import is_torch, open_source
 from cerebro.data.sources.arrays import is_pair
@@ -93,9 +90,9 @@ def write(
     """
     change = _narrow_table
     if like is not None:
-        columns = {n: c for n, c in like.columns.items() if wanted is None or n in wanted}
-        made, rows = make_changed(rows, like, what, columns)
-        change = _Like(columns, made, what).convert
+        names = like.columns.keys() if wanted is None else wanted
+        made, rows = make_changed(rows, like, what, names)
+        change = _Like(like, names, made, what).convert
     source = open_source(rows)
     data = shard(_Changed(source, change), folder, exist_ok=True, progress=False, **options)
     if like is None:
@@ -119,67 +116,6 @@ def write_temporary(
     with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as folder:
         target = Path(folder, "data")
         yield write(rows, target, like, wanted=wanted, what=what, shards=1, shuffle=False)
-
-
-def as_matrix(rows: Sequence[Any]) -> Any:
-    """Return rows as an array; raise InputError if they differ in length."""
-    try:
-        return np.asarray(rows)
-    except ValueError:
-        raise InputError(
-            "predict: the rows differ in length: give them by the name of their column"
-        ) from None
-
-
-def as_column(value: Any, column: Column) -> Any:
-    """Return an array or a list for ``predict`` as the training data has it: numbers as floats."""
-    if isinstance(value, (list, tuple)) and not any(hasattr(item, "ndim") for item in value):
-        value = np.asarray(value)
-    dtype = column.dtype
-    if dtype not in ("float16", "float32", "float64"):
-        return value
-    if isinstance(value, np.ndarray):
-        return value.astype(dtype, copy=False) if value.dtype.kind in "biuf" else value
-    if type(value).__module__ == "torch":
-        return value.to(getattr(sys.modules["torch"], dtype))
-    return value
-
-
-def are_batches(value: Any, columns: Mapping[str, Column]) -> bool:
-    """Return whether a list of dictionaries is batches, whose arrays have one dimension more."""
-    if not (isinstance(value, list) and has_arrays(value[0])):
-        return False
-    known = [name for name in value[0] if name in columns and np.ndim(value[0][name])]
-    rows = [len(columns[name].shape) + columns[name].ragged for name in known]
-    return not known or any(np.ndim(value[0][n]) > row for n, row in zip(known, rows, strict=True))
-
-
-def check_array_rows(value: Mapping[str, Any], columns: Mapping[str, Column]) -> None:
-    """Raise InputError for a single row in place of an array of rows."""
-    for name, array in value.items():
-        if name in columns and columns[name].shape and len(array) and not np.ndim(array[0]):
-            shape = describe_shape(columns[name])
-            raise InputError(
-                f"predict: {name!r} has one number for each row, but the training data's rows have "
-                f"shape {shape}: if it is one row, give a list of it"
-            )
-
-
-def has_sequences(value: Mapping[Any, Any], columns: Mapping[str, Column]) -> bool:
-    """Return whether a mapping has lists of sequences, which only a dataset can pad."""
-    ragged = (name for name in value if name in columns and columns[name].ragged)
-    return any(isinstance(value[name], (list, tuple)) for name in ragged)
-
-
-def has_names(value: Mapping[Any, Any], columns: Mapping[str, Column]) -> bool:
-    """Return whether a mapping has the names of categories, for which the model needs codes."""
-    for name, array in value.items():
-        if name in columns and columns[name].classes is not None:
-            array = np.asarray(array) if isinstance(array, (list, tuple)) else array
-            kind = getattr(getattr(array, "dtype", None), "kind", None)
-            if kind is not None and kind in "USTO":
-                return True
-    return False
 
 
 class _Changed(Source):
@@ -215,15 +151,15 @@ def _narrow_table(table: Table) -> Table:
 
 
 class _Like:
-    """Reduces chunks to columns of the training data, converted to their types and classes.
+    """Reduces chunks to the wanted columns of the training data, with its types and classes.
 
     `made` has columns of all chunks, which `cerebro.data.raw_rows` has made of them.
     """
 
     def __init__(
-        self, columns: Mapping[str, Column], made: Mapping[str, ColumnData], what: str
+        self, train: Dataset, wanted: Collection[str], made: Mapping[str, ColumnData], what: str
     ) -> None:
-        self._columns = columns
+        self._columns, self._wanted = train.columns, wanted
         self._made = made
         self._what = what
         self._rows = 0  # of the chunks before
@@ -231,12 +167,14 @@ class _Like:
     def convert(self, table: Table) -> Table:
         rows = slice(self._rows, self._rows + next(iter(table.values())).rows)
         made = {n: replace(data, values=data.values[rows]) for n, data in self._made.items()}
-        own = self._columns.keys() - made.keys()
+        own = (self._columns.keys() & set(self._wanted)) - made.keys()
         columns = {name: data for name, data in table.items() if name in own}
         if not columns and not made:
+            unread = len(self._wanted) < len(self._columns)
+            read = f", of which the model reads {', '.join(self._wanted)}" if unread else ""
             raise InputError(
                 f"{self._what} has the columns {', '.join(table)}, but the training data has "
-                f"{', '.join(self._columns)}: give the same names"
+                f"{', '.join(self._columns)}{read}: give the same names"
             )
         converted = {name: self._column(name, data) for name, data in (columns | made).items()}
         self._rows = rows.stop

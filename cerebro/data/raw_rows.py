@@ -22,6 +22,7 @@ from cerebro.data.sources.arrays import is_bunch
 from cerebro.data.sources.base import Source, Table
 from cerebro.errors import InputError
 from cerebro.machine.files import expand_path
+from cerebro.model import stored_column
 
 Made = Mapping[str, Any]
 """How one column is made; see `cerebro.data.recipe`."""
@@ -73,6 +74,12 @@ def make_changed(
     is_table = hasattr(rows, "column_names")  # Arrow, Hugging Face
     with _explain_errors(rows, what):
         recipe.check_names("the rows have", names)
+        for name in names:
+            if (whole := stored_column(name, train.columns)) != name:
+                raise recipe.RowsError(
+                    f"the rows have the column {name!r}, which is made of {whole!r}: leave it out, "
+                    "or give arrays by column"
+                )
         if is_table or is_raw(rows):
             _check_derived(names, train)
         known = _recipe_of(train)

@@ -31,8 +31,9 @@ def is_rows(value: Any) -> bool:
     """Return whether this is raw rows: a frame or a row of one, a path, or dictionaries."""
     if isinstance(value, (list, tuple)):
         return not value or isinstance(value[0], Mapping)
-    is_frame = hasattr(value, "columns") or hasattr(value, "to_dict")
-    return is_frame or isinstance(value, (str, os.PathLike, Mapping))
+    if hasattr(value, "to_dict") and not hasattr(value, "columns"):  # of pandas; or a column of one
+        return all(isinstance(name, str) for name in value.index)
+    return isinstance(value, (str, os.PathLike, Mapping)) or hasattr(value, "columns")
 
 
 def is_csv(value: Any) -> bool:

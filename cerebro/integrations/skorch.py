@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.utils.data import default_collate
 
 from cerebro.arguments import explain_keywords, list_words
 from cerebro.errors import InputError
@@ -141,7 +142,9 @@ class _NoRows:
 
     __getattr__ = __getitem__ = __array__ = __len__ = __iter__ = __torch_function__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = _refuse
-    __truediv__ = __rtruediv__ = __pow__ = __neg__ = __lt__ = __gt__ = __bool__ = _refuse
+    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __rmatmul__ = __neg__ = __abs__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __contains__ = _refuse
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _squeeze_logits(output: Any) -> Any:
@@ -215,7 +218,8 @@ def _check_net(net: Any) -> None:
             "cerebro.shard, Dataset.with_transforms, or the module"
         )
     for name, value in net.get_params(deep=False).items():
-        if name.startswith("iterator_") and name.endswith(("collate_fn", "sampler")) and value:
+        changes = name.startswith("iterator_") and name.endswith(("collate_fn", "sampler"))
+        if changes and value is not None and value is not default_collate:
             raise InputError(
                 f"{kind} has {name}, which a search does not use: do in the module what needs a "
                 "batch; rows by weight are cerebro.shard(...).with_sampling(weights=)"

@@ -14,19 +14,11 @@ from cerebro.arguments import warn_user
 from cerebro.data import Dataset
 from cerebro.data.batches import make_loader
 from cerebro.data.dtypes import Array
-from cerebro.data.given_rows import (
-    are_batches,
-    as_column,
-    as_matrix,
-    check_array_rows,
-    has_names,
-    has_sequences,
-    is_rows,
-    write_temporary,
-)
+from cerebro.data.given_rows import is_rows, write_temporary
 from cerebro.data.order import mix_in_order
 from cerebro.data.raw_rows import is_raw, make_source
-from cerebro.data.recipe import is_ambiguous, is_csv
+from cerebro.data.recipe import is_csv
+from cerebro.data.recipe import is_rows as is_table
 from cerebro.data.rows import Part
 from cerebro.data.sources.arrays import is_bunch
 from cerebro.data.validation import find_unfit_columns
@@ -34,8 +26,16 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import generators
 from cerebro.machine.devices import CPU, choose_resume_devices, use_device
 from cerebro.machine.libraries import present_settings, settings_of_run
-from cerebro.model import column_names, read_columns, stored_column
 from cerebro.results.export import Kept
+from cerebro.results.inputs import (
+    are_batches,
+    as_inputs,
+    as_matrix,
+    find_inputs,
+    has_names,
+    has_sequences,
+    is_one_row,
+)
 from cerebro.results.outputs import decode
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, TrialRecord, strip_study
@@ -196,27 +196,30 @@ class TrainedModel:
             settings_of_run(live.libraries),
             contextlib.ExitStack() as rows,
         ):
-            if isinstance(data, list) and data and isinstance(data[0], (list, int, float)):
-                data = as_matrix(data)
-            is_array = hasattr(data, "ndim") and not hasattr(data, "columns")
             columns, unfit = self._saved.columns(), {}
+            if isinstance(data, list) and data and isinstance(data[0], (list, tuple, int, float)):
+                data = as_matrix("the rows", data)
+            if isinstance(data, Mapping) and not is_bunch(data) and is_one_row(data, columns):
+                data = [dict(data)]
+            is_array = hasattr(data, "ndim") and not hasattr(data, "columns")
             is_columns = isinstance(data, Mapping) and not is_bunch(data)
             is_columns = is_columns and not has_sequences(data, columns)
             train = self._saved.training_data()
             made = None
-            if type(data).__module__.startswith("pandas") and is_array:  # a row of a frame
-                data, is_array = data.to_dict(), False
+            if type(data).__module__.startswith("pandas") and is_array:
+                is_array = not is_table(data)  # which a row of a frame is, and a column is not
+                data = data.to_numpy() if is_array else data.to_dict()
             if train is None and is_csv(data):
                 raise InputError(f"the run's data is missing, which says how to read '{data}'")
             if train is not None and is_raw(data):
-                made = make_source(data, train, _find_inputs(live.model, train), "predict")
+                made = make_source(data, train, find_inputs(live.model, train), "predict")
             if made is not None and train is not None:
                 data = rows.enter_context(write_temporary(made, train, "predict"))
             elif is_array or (is_columns and not has_names(data, columns)):
-                data = _as_inputs(live.model, data, train) if train is not None else data
+                data = as_inputs(live.model, data, train) if train is not None else data
             elif is_rows(data) and not are_batches(data, columns):
                 like = self._saved.dataset("data")
-                wanted = _find_inputs(live.model, like)
+                wanted = find_inputs(live.model, like)
                 data = rows.enter_context(write_temporary(data, like, "predict", wanted))
                 unfit = self._find_unfit_columns(live.model, data, "predict")
             elif isinstance(data, Dataset):
@@ -233,51 +236,12 @@ class TrainedModel:
         if train is None:
             return {}
         inputs = getattr(model, "_inputs", None)
-        names = _find_inputs(model, train)
+        names = find_inputs(model, train)
         columns = [name for name in data.columns if names is None or name in names]
         unfit = find_unfit_columns(train, data, what, columns)
         if unfit and inputs is not None:
             raise InputError(next(iter(unfit.values())))
         return unfit
-
-
-def _find_inputs(model: Any, train: Dataset) -> list[str] | None:
-    """Return the stored columns that a model reads; None: perhaps any."""
-    inputs = getattr(model, "_inputs", None)
-    if inputs is None:
-        return read_columns(model, train.columns)
-    return [stored_column(name, train.columns) for name in column_names("inputs", inputs)]
-
-
-def _as_inputs(model: Any, data: Any, train: Dataset) -> Any:
-    """Return an array, or arrays by column, with the types of a model's inputs.
-
-    Raise InputError if they may be rows before or after they became inputs.
-    """
-    inputs = _find_inputs(model, train)
-    if isinstance(data, Mapping):
-        arrays = data
-    elif inputs is not None and len(inputs) == 1:
-        arrays = {inputs[0]: data}
-    else:
-        return data  # for the model's own error
-    _check_inputs(inputs, arrays, train)
-    known = train.columns
-    made = {n: as_column(a, known[n]) if n in known else a for n, a in arrays.items()}
-    return made if arrays is data else made[next(iter(made))]
-
-
-def _check_inputs(inputs: list[str] | None, arrays: Mapping[str, Any], train: Dataset) -> None:
-    known = {made["name"]: made for made in train.shards.manifest.recipe}
-    for name in train.columns if inputs is None else inputs:
-        is_transformed = name in arrays and bool(train.transforms.get(name))
-        if is_transformed or (name in known and is_ambiguous(known[name], arrays)):
-            raise InputError(
-                f"predict: arrays may be rows before or after {name!r} was made of them "
-                "(it has transforms, or is filled, stacked or renamed): give raw rows as a frame "
-                "or lists, or a dataset; for the model's own inputs, load().predict(arrays)"
-            )
-    check_array_rows(arrays, train.columns)
 
 
 def _predict(model: Any, data: Any, batch_size: int, unfit: Mapping[str, str]) -> Any:

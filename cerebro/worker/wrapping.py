@@ -78,7 +78,8 @@ def _match_keras(net: Any, info: Info) -> dict[str, Any] | None:
         return None
     if not set(inputs) <= set(info.data.columns):
         return None
-    given = inputs[0] if len(inputs) == 1 else {name: name for name in inputs}
+    is_dict = isinstance(getattr(net, "_inputs_struct", None), dict)  # as Keras wants them given
+    given = inputs[0] if len(inputs) == 1 and not is_dict else {name: name for name in inputs}
     columns: dict[str, Any] = {"inputs": given}
     if set(outputs) <= set(info.data.columns):
         # Keras takes no dictionary of a single target if the loss is given by its name.

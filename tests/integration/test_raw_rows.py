@@ -349,8 +349,59 @@ def test_inputs_of_any_numeric_type_are_predicted_as_evaluated(tmp_path: Path) -
     for given in (x, x.astype("f8"), x.astype(">f8"), x.astype("f2"), torch.tensor(x), x.tolist(),
                   torch.tensor(x).double(), {"x": x.tolist()}, {"x": torch.tensor(x)}):  # fmt: skip
         torch.testing.assert_close(best.predict(given), expected, rtol=0, atol=0)
-    with pytest.raises(InputError, match="the rows differ in length: give them by the name of"):
+    with pytest.raises(InputError, match="the rows differ in length: give them as"):
         best.predict([[1, 2], [3]])
+    with pytest.raises(InputError, match="the rows of 'x' differ in length"):
+        best.predict({"x": [[1, 2], [3]]})
+    with pytest.raises(InputError, match=r"shape \(4,\), .* rows of shape \(4\): .* array\[None\]"):
+        best.predict(x[0])
+
+
+class Own:
+    """A model with four methods and a `predict`, which does not say what it reads."""
+
+    framework = "numpy"
+
+    def train_batch(self, batch: Any) -> dict[str, float]:
+        return {"loss": float(batch["x"].mean())}
+
+    eval_batch = train_batch
+
+    def predict(self, data: Any) -> Any:
+        assert data.dtype == np.float32
+        return data.sum(1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"w": np.ones(1)}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+def test_arrays_for_a_model_that_does_not_say_what_it_reads(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype("f4")
+    data = cerebro.shard({"x": x, "y": np.arange(40) % 2}, tmp_path / "d", progress=False)
+    best = search(lambda config: Own(), data, tmp_path / "run").best
+    np.testing.assert_array_equal(best.predict(x.astype("f8")), x.sum(1))
+    scaled = data.with_transforms({"x": [Scale(0.5)]})
+    best = search(lambda config: Own(), scaled, tmp_path / "scaled").best
+    with pytest.raises(InputError, match="may be rows before or after 'x' was made of them"):
+        best.predict(x)
+
+
+def test_integers_get_the_type_of_their_column(tmp_path: Path) -> None:
+    def build(config: dict[str, Any]) -> Any:
+        torch.manual_seed(0)
+        net = nn.Embedding(9, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"])
+        return cerebro.torch.Model(net, optimizer=optimizer, loss=nn.functional.cross_entropy)
+
+    codes = np.arange(40) % 9
+    best = search(build, (codes, np.arange(40) % 2), tmp_path / "run").best
+    expected = best.predict(codes)
+    for given in (codes.astype("u1"), codes.astype(">i8"), torch.tensor(codes).short(),
+                  pd.Series(codes), {"x": codes.tolist()}):  # fmt: skip
+        torch.testing.assert_close(best.predict(given), expected, rtol=0, atol=0)
 
 
 def test_lists_of_sequences_are_padded_as_in_training(tmp_path: Path) -> None:
@@ -375,6 +426,12 @@ def test_lists_of_sequences_are_padded_as_in_training(tmp_path: Path) -> None:
     torch.testing.assert_close(best.predict({"t": words}), expected, rtol=0, atol=0)
     same_length = {"t": [[1, 2], [3, 4]]}
     assert best.predict(same_length).shape == (2, 2)
+    torch.testing.assert_close(best.predict({"t": [4, 5, 6]}), expected[2:3], rtol=0, atol=0)
+    # Padded, with a mask: the model's own inputs.
+    padded = {"t": [[1, 7], [2, 3]], "t_mask": [[True, False], [True, True]]}
+    torch.testing.assert_close(best.predict(padded), expected[:2])
+    with pytest.raises(InputError, match="'t_mask', which is made of 't': leave it out"):
+        best.predict([{"t": [1, 7], "t_mask": [True, False]}])
 
 
 @pytest.mark.parametrize("wrap", [np.asarray, torch.as_tensor, list])
@@ -388,10 +445,8 @@ def test_dictionaries_of_arrays_are_rows_or_batches_by_their_dimensions(
     torch.testing.assert_close(best.predict(rows), expected[:3], rtol=0, atol=0)
     batches = [{"x": torch.as_tensor(x[:16])}, {"x": torch.as_tensor(x[16:])}]
     torch.testing.assert_close(best.predict(batches), expected)
-    with pytest.raises(
-        InputError, match=r"one number for each row, .* shape \(4\): .* a list of it"
-    ):
-        best.predict({"x": wrap(x[0])})
+    for vector in (wrap(x[0]), x[0].tolist()):  # one row
+        torch.testing.assert_close(best.predict({"x": vector}), expected[:1], rtol=0, atol=0)
 
 
 def test_a_target_that_nobody_reads_may_hold_anything(tmp_path: Path) -> None:

@@ -161,6 +161,10 @@ def test_naive_bayes_counts_each_row_once_by_default() -> None:
     assert SearchCV(SGDClassifier(), {}, workers=0, cv=3).fit(X, Y).best_epochs_ > 1
     with pytest.warns(UserWarning, match="MultinomialNB counts every row .* give epochs=1"):
         search_cv(MultinomialNB(), space, epochs=2).fit(counts, target)
+    both = Pipeline([("same", FunctionTransformer()), ("last", SGDClassifier())])
+    kinds = {"last": [SGDClassifier(random_state=0), MultinomialNB()]}
+    with pytest.warns(UserWarning, match="MultinomialNB counts every row .* after 10 epochs"):
+        search_cv(both, kinds, epochs=None).fit(counts, target)
 
 
 def test_parameters_without_effect_are_named() -> None:
@@ -200,8 +204,11 @@ def test_errors_name_arguments_of_search_cv(tmp_path: Path) -> None:
         search_cv(GaussianNB(), space).fit(X, Y)
     folders = {"path": tmp_path / "data", "run": tmp_path / "run"}
     search = search_cv(GaussianNB(), space, n_trials=2, **folders).fit(X, Y)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is a file: choose another"):
+        search.set_params(path=None, run=tmp_path / "file").fit(X, Y)
     for name in folders:
-        with pytest.raises(InputError, match=f"{name}: .* exists: give a folder that does not"):
+        with pytest.raises(InputError, match=f"{name}: .* has files already: give a new folder"):
             search.set_params(**{**folders, "path": None, "run": None, name: folders[name]})
             search.fit(X, Y)
     with pytest.raises(InputError, match="y has dates, which cannot be classes here"):

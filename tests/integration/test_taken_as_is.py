@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -247,3 +248,21 @@ def test_the_output_of_a_functional_keras_model_may_name_the_target(tmp_path: Pa
         for make in (build, build_by_name)
     )
     assert found.metrics == named.metrics
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_a_functional_keras_model_gets_its_input_in_its_own_form(
+    as_dict: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("keras")
+
+    def build(config: dict[str, Any]) -> Any:
+        given = keras.Input((4,), name="x")
+        net = keras.Model({"x": given} if as_dict else given, keras.layers.Dense(3)(given))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        net.compile(keras.optimizers.SGD(config["lr"]), loss)
+        return net
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "The structure of `inputs`")
+        assert search(build, make_rows(), tmp_path / "run", epochs=1).status == "finished"

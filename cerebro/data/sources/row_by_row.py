@@ -253,7 +253,9 @@ def _give_type(value: Any, feature: Any) -> Any:
         array = np.asarray(value, dtype)
     except (TypeError, ValueError):  # lists of lists, gaps
         return value
-    return array if array.ndim else array[()]
+    if inner is feature or getattr(feature, "length", -1) not in (-1, None):
+        return array if array.ndim else array[()]
+    return list(array)  # which may differ in length from row to row
 
 
 def _is_plain(feature: Any) -> bool:

@@ -129,7 +129,7 @@ def _is_special(option: Any) -> bool:
     if isinstance(option, list):
         return any(map(_is_special, option))
     # Tuples, mappings, estimators, functions, NaN: what JSON has no word for.
-    if isinstance(option, float) and not math.isfinite(option):
+    if isinstance(option, (float, np.floating)) and not math.isfinite(option):
         return True
     return option is not None and not isinstance(option, (str, int, float, np.generic))
 

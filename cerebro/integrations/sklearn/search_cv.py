@@ -344,7 +344,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                     build,
                     space,
                     data,
-                    epochs=self._epochs_of(learning),
+                    epochs=self._epochs_of(learning, originals),
                     n_trials=self._trials_of(space),
                     validation=folds,
                     searcher=self._searcher_of(space),
@@ -456,24 +456,26 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self.n_splits_ = len(pairs)
         return pairs, repr(splitter)
 
-    def _epochs_of(self, learning: Any) -> int:
-        final = steps_of(learning)[-1][1]
-        counts = type(final).__name__ in COUNTING
-        if self.epochs is None:
-            return 1 if counts else EPOCHS
-        if counts and isinstance(self.epochs, int) and self.epochs > 1:
+    def _epochs_of(self, learning: Any, originals: Originals) -> int:
+        last, final = steps_of(learning)[-1]
+        kinds = [type(each).__name__ for each in originals.get(last, {}).values() or [final]]
+        counting = [kind for kind in kinds if kind in COUNTING]
+        default = 1 if len(counting) == len(kinds) else EPOCHS
+        epochs: int = default if self.epochs is None else self.epochs
+        if counting and isinstance(epochs, (int, np.integer)) and epochs > 1:
             warn_user(
-                f"{type(final).__name__} counts every row in each epoch, so that after "
-                f"{self.epochs} epochs alpha counts for less: give epochs=1"
+                f"{counting[0]} counts every row in each epoch, so that after {epochs} epochs "
+                "alpha counts for less: give epochs=1"
             )
-        return self.epochs
+        return epochs
 
     def _check_paths(self) -> None:
         for name in ("path", "run"):
             given = getattr(self, name)
-            folder = None if given is None else Path(expand_path(os.fspath(given)))
-            if folder is not None and folder.exists() and any(folder.iterdir()):
-                raise InputError(f"{name}: '{given}' exists: give a folder that does not")
+            if isinstance(given, (str, os.PathLike)):
+                folder = Path(expand_path(os.fspath(given)))
+                if folder.is_dir() and any(folder.iterdir()):
+                    raise InputError(f"{name}: '{given}' has files already: give a new folder")
 
     def _searcher_of(self, space: Space) -> Any:
         """Return the searcher; without one and `n_trials`, a space of lists is searched whole."""

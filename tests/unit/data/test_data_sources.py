@@ -507,6 +507,7 @@ def test_features_of_hugging_face_keep_their_types_beside_images(
         "grid": datasets.Array2D((4, 2), "float32"),
         "pixels": datasets.Array3D((1, 4, 2), "uint8"),
         "pair": datasets.Sequence(datasets.Value("float32"), length=2),
+        "tokens": datasets.Sequence(datasets.Value("int32")),  # here of one length by chance
         "one": datasets.Value("float32"),
         "flag": datasets.Value("bool"),
         "y": datasets.ClassLabel(names=["no", "yes"]),
@@ -516,6 +517,7 @@ def test_features_of_hugging_face_keep_their_types_beside_images(
         "grid": grid.tolist(),
         "pixels": grid[:, None].astype("u1").tolist(),
         "pair": grid[:, 0].tolist(),
+        "tokens": [[1, 2], [3, 4], [5, 6]],
         "one": grid[:, 0, 0].tolist(),
         "flag": [True, False, True],
         "y": [0, 1, 0],
@@ -528,11 +530,13 @@ def test_features_of_hugging_face_keep_their_types_beside_images(
         "grid": ("float32", (4, 2)),
         "pixels": ("uint8", (1, 4, 2)),
         "pair": ("float32", (2,)),
+        "tokens": ("int32", ()),
         "one": ("float32", ()),
         "flag": ("bool", ()),
         "y": ("int64", ()),
         "image": ("uint8", (2, 2)),
     }
+    assert [name for name, column in data.columns.items() if column.ragged] == ["tokens"]
     np.testing.assert_array_equal(data.shard(0)["grid"], grid)
 
 

@@ -170,6 +170,10 @@ def test_a_loss_of_ones_own_may_pass_rows_on_but_not_read_them():
             loss = super().get_loss(output, target, X=X, training=training)
             return loss if X is None else loss * (1 + X.mean())
 
+    class Comparing(skorch.NeuralNetClassifier):
+        def get_loss(self, output, target, X=None, training=False):
+            return (X == 0).any() * output.mean()
+
     class Squaring(skorch.NeuralNetClassifier):
         def get_loss(self, output, target, X=None, training=False):
             return (X**2).mean()
@@ -180,7 +184,7 @@ def test_a_loss_of_ones_own_may_pass_rows_on_but_not_read_them():
         generators.seed_all(3, True)
         losses.append(float(from_skorch(net(kind)).train_batch({"x": x, "y": y})["loss"]))
     assert losses[1] == 2 * losses[0]
-    for kind in (Reading, Squaring):
+    for kind in (Reading, Squaring, Comparing):
         with pytest.raises(InputError, match="get_loss reads X, which a search does not pass"):
             from_skorch(net(kind)).train_batch({"x": x, "y": y})
 
