@@ -153,10 +153,10 @@ def search(
     validation
         A `Dataset`, a fraction of `data` (the last rows of each shard), data in memory as for
         `data` (which gets its types, classes and transforms), a `cerebro.KFold` or a scikit-learn
-        splitter.
-        None ranks trials by training metrics, with a warning. With folds every configuration is
-        trained once per fold, and the folds advance together, epoch by epoch. Its metrics are the
-        means (``accuracy``) and standard deviations (``accuracy_std``) over the folds.
+        splitter. None ranks trials by training metrics, with a warning. With folds every
+        configuration is trained once per fold, and the folds advance together, epoch by epoch. Its
+        metrics are the means (``accuracy``) and standard deviations (``accuracy_std``) over the
+        folds.
     searcher
         The strategy that decides which configurations are trained, and for how long: ``"random"``,
         ``"quasirandom"``, ``"grid"``, ``"successive_halving"``, ``"hyperband"``, ``"asha"``,

@@ -159,7 +159,8 @@ class _Like:
     def __init__(
         self, train: Dataset, wanted: Collection[str], made: Mapping[str, ColumnData], what: str
     ) -> None:
-        self._columns, self._wanted = train.columns, wanted
+        self._columns = train.columns
+        self._wanted = [name for name in train.columns if name in wanted]
         self._made = made
         self._what = what
         self._rows = 0  # of the chunks before
@@ -167,7 +168,7 @@ class _Like:
     def convert(self, table: Table) -> Table:
         rows = slice(self._rows, self._rows + next(iter(table.values())).rows)
         made = {n: replace(data, values=data.values[rows]) for n, data in self._made.items()}
-        own = (self._columns.keys() & set(self._wanted)) - made.keys()
+        own = [name for name in self._wanted if name not in made]
         columns = {name: data for name, data in table.items() if name in own}
         if not columns and not made:
             unread = len(self._wanted) < len(self._columns)

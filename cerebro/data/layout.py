@@ -73,12 +73,12 @@ def source_columns(columns: Columns | None) -> list[str] | None:
     for value in columns.values() if isinstance(columns, Mapping) else columns:
         if not value:
             raise InputError("columns has an empty stack: name at least one column in it")
-        if not isinstance(value, str) and len(set(value)) < len(value):
-            twice = next(name for name in value if list(value).count(name) > 1)
-            raise InputError(f"columns stacks {twice!r} twice: name it once")
-        for name in [value] if isinstance(value, str) else value:
+        stack = [value] if isinstance(value, str) else list(value)
+        for name in stack:
             if not isinstance(name, str):
                 raise InputError(f"columns: {name!r} is not a column name")
+            if stack.count(name) > 1:
+                raise InputError(f"columns stacks {name!r} twice: name it once")
             names[name] = None
     return list(names)
 

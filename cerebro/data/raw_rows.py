@@ -74,7 +74,7 @@ def make_changed(
     is_table = hasattr(rows, "column_names")  # Arrow, Hugging Face
     with _explain_errors(rows, what):
         recipe.check_names("the rows have", names)
-        for name in names:
+        for name in (name for name in names if isinstance(name, str)):
             if (whole := stored_column(name, train.columns)) != name:
                 raise recipe.RowsError(
                     f"the rows have the column {name!r}, which is made of {whole!r}: leave it out, "
@@ -112,8 +112,10 @@ def _names_of(rows: Any) -> list[Any] | None:
     """Return the names of a table's columns, or of those of dictionaries; None: rows of others."""
     if hasattr(rows, "column_names"):
         return list(rows.column_names) if hasattr(rows, "to_pandas") else None
-    if not recipe.is_rows(rows) or isinstance(rows, (str, os.PathLike)) or is_bunch(rows):
-        return None  # a path is a folder of images
+    if not recipe.is_rows(rows) or recipe.is_frame_row(rows) or is_bunch(rows):
+        return None
+    if isinstance(rows, (str, os.PathLike)):
+        return None  # a folder of images
     if isinstance(rows, (list, tuple)):
         return list(rows[0]) if rows else None
     return list(rows if isinstance(rows, Mapping) else rows.columns)

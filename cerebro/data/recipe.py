@@ -31,9 +31,18 @@ def is_rows(value: Any) -> bool:
     """Return whether this is raw rows: a frame or a row of one, a path, or dictionaries."""
     if isinstance(value, (list, tuple)):
         return not value or isinstance(value[0], Mapping)
-    if hasattr(value, "to_dict") and not hasattr(value, "columns"):  # of pandas; or a column of one
-        return all(isinstance(name, str) for name in value.index)
-    return isinstance(value, (str, os.PathLike, Mapping)) or hasattr(value, "columns")
+    is_frame = hasattr(value, "columns") or is_frame_row(value)
+    return is_frame or isinstance(value, (str, os.PathLike, Mapping))
+
+
+def is_frame_row(value: Any) -> bool:
+    """Return whether this is a row of a pandas frame, whose index has the names of columns."""
+    is_series = hasattr(value, "to_dict") and hasattr(value, "index")
+    return (
+        is_series
+        and not hasattr(value, "columns")
+        and all(isinstance(name, str) for name in value.index)
+    )
 
 
 def is_csv(value: Any) -> bool:
@@ -70,7 +79,7 @@ def read_columns(rows: Any) -> dict[str, Any]:
         if not is_csv(rows):
             raise RowsError(f"'{os.fspath(rows)}' is not a .csv or .tsv file: read it as a frame")
         return _read_csv(os.fspath(rows))
-    if hasattr(rows, "to_dict") and not hasattr(rows, "columns"):  # a row of a frame
+    if is_frame_row(rows):
         rows = rows.to_dict()
     if isinstance(rows, Mapping):
         columns = {name: _cells(value) for name, value in rows.items()}

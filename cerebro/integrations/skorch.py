@@ -119,16 +119,13 @@ class _Loss(torch.nn.Module):  # type: ignore[misc]
         self.criterion = net.criterion_
         self._net = net
         self._is_binary = _is_a(net, "NeuralNetBinaryClassifier")
-        self._is_own = type(net).get_loss.__module__ not in _OF_SKORCH
 
     def forward(self, output: Any, target: Any) -> Any:
         if self._is_binary:
             output = _squeeze_logits(output)
         training = torch.is_grad_enabled()
         self.criterion.train(training)
-        if self._is_own:
-            return self._net.get_loss(output, target, X=_NoRows(), training=training)
-        return self._net.get_loss(output, target, training=training)
+        return self._net.get_loss(output, target, X=_NO_ROWS, training=training)
 
 
 class _NoRows:
@@ -145,6 +142,9 @@ class _NoRows:
     __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __rmatmul__ = __neg__ = __abs__ = _refuse
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __contains__ = _refuse
     __hash__ = None  # type: ignore[assignment]
+
+
+_NO_ROWS = _NoRows()
 
 
 def _squeeze_logits(output: Any) -> Any:

@@ -32,7 +32,7 @@ from cerebro.machine import environment, generators
 from cerebro.machine.files import path_of
 from cerebro.machine.imports import import_extra
 from cerebro.machine.mappings import strict_json
-from cerebro.model import check_batch, column_names, make_getter, stored_column
+from cerebro.model import BaseModel, check_batch, column_names, make_getter, stored_column
 from cerebro.results.outputs import describe_target
 from cerebro.run.records import class_name
 
@@ -469,10 +469,11 @@ def save(
 
 def _find_own_prediction(model: Any) -> str | None:
     """Return the method of the user with which the model predicts; None: it calls its network."""
-    if getattr(model, "_inputs", None) is None:
+    if isinstance(model, BaseModel) and getattr(model, "_inputs", None) is None:
         return "predict_step"  # of a LightningModule
     for name in ("predict", "predict_batch"):
-        if not str(getattr(type(model), name).__module__).startswith("cerebro."):
+        method = getattr(type(model), name, None)
+        if method is not None and not method.__module__.startswith("cerebro."):
             return name
     return None
 

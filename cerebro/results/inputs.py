@@ -46,7 +46,8 @@ def are_batches(value: Any, columns: Columns) -> bool:
 
 def has_sequences(value: Mapping[Any, Any], columns: Columns) -> bool:
     """Return whether a mapping has lists of sequences without a mask, which a dataset pads."""
-    if any(stored_column(name, columns) != name for name in value):
+    names = (name for name in value if isinstance(name, str))
+    if any(stored_column(name, columns) != name for name in names):
         return False
     ragged = (name for name in value if name in columns and columns[name].ragged)
     return any(isinstance(value[name], (list, tuple)) for name in ragged)
@@ -82,13 +83,13 @@ def as_inputs(model: Any, data: Any, train: Dataset) -> Any:
     inputs, columns = find_inputs(model, train), train.columns
     if isinstance(data, Mapping):
         _check_inputs(inputs, data, train)
-        read = columns.keys() if inputs is None else inputs
-        return {n: as_column(n, a, columns[n]) if n in read else a for n, a in data.items()}
+        read = columns if inputs is None else {n: columns[n] for n in inputs if n in columns}
+        return {n: as_column(n, a, read[n]) if n in read else a for n, a in data.items()}
     if inputs is None:  # of a model with its own `predict`
         _check_inputs(None, dict.fromkeys(columns, data), train)
         is_wide = any(column.dtype == "float64" for column in columns.values())
         return data if is_wide else _narrow(data)
-    if len(inputs) > 1:
+    if len(inputs) > 1 or inputs[0] not in columns:
         return data  # for the model's own error
     column = columns[inputs[0]]
     _check_inputs(inputs, {inputs[0]: data}, train)

@@ -17,8 +17,7 @@ from cerebro.data.dtypes import Array
 from cerebro.data.given_rows import is_rows, write_temporary
 from cerebro.data.order import mix_in_order
 from cerebro.data.raw_rows import is_raw, make_source
-from cerebro.data.recipe import is_csv
-from cerebro.data.recipe import is_rows as is_table
+from cerebro.data.recipe import is_csv, is_frame_row
 from cerebro.data.rows import Part
 from cerebro.data.sources.arrays import is_bunch
 from cerebro.data.validation import find_unfit_columns
@@ -199,16 +198,17 @@ class TrainedModel:
             columns, unfit = self._saved.columns(), {}
             if isinstance(data, list) and data and isinstance(data[0], (list, tuple, int, float)):
                 data = as_matrix("the rows", data)
-            if isinstance(data, Mapping) and not is_bunch(data) and is_one_row(data, columns):
-                data = [dict(data)]
             is_array = hasattr(data, "ndim") and not hasattr(data, "columns")
             is_columns = isinstance(data, Mapping) and not is_bunch(data)
+            if is_columns and is_one_row(data, columns):
+                data, is_columns = [dict(data)], False
             is_columns = is_columns and not has_sequences(data, columns)
             train = self._saved.training_data()
             made = None
-            if type(data).__module__.startswith("pandas") and is_array:
-                is_array = not is_table(data)  # which a row of a frame is, and a column is not
-                data = data.to_numpy() if is_array else data.to_dict()
+            if is_frame_row(data):
+                data, is_array = data.to_dict(), False
+            elif type(data).__module__.startswith("pandas") and is_array:
+                data = data.to_numpy()
             if train is None and is_csv(data):
                 raise InputError(f"the run's data is missing, which says how to read '{data}'")
             if train is not None and is_raw(data):

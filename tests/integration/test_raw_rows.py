@@ -485,8 +485,12 @@ def test_a_column_may_be_in_a_stack_and_by_itself(tmp_path: Path) -> None:
     data = cerebro.shard(frame, tmp_path / "d", columns=columns, progress=False)
     best = search(build, data, tmp_path / "run", validation=frame).best
     assert best.evaluate(frame)["loss"] == best.metrics["val_loss"]
-    with pytest.raises(InputError, match="columns stacks 'a' twice: name it once"):
-        cerebro.shard(frame, tmp_path / "e", columns={"x": ["a", "a", "b"]}, progress=False)
+    for stack, message in (
+        (["a", "a", "b"], "columns stacks 'a' twice: name it once"),
+        ([["a"], ["b"]], r"columns: \['a'\] is not a column name"),
+    ):
+        with pytest.raises(InputError, match=message):
+            cerebro.shard(frame, tmp_path / "e", columns={"x": stack}, progress=False)
 
 
 def test_numbers_that_no_type_holds_do_not_become_text(tmp_path: Path) -> None:
@@ -550,6 +554,16 @@ def test_columns_that_nobody_reads_may_hold_anything(
     torch.testing.assert_close(best.predict(odd), best.predict(rows), rtol=0, atol=0)
     again = search(build, best.saved.dataset("data"), tmp_path / "run", validation=odd).best
     assert again.evaluate(odd)["loss"] == pytest.approx(again.metrics["val_loss"], rel=1e-6)
+
+
+def test_columns_whose_names_are_numbers_may_hold_anything(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype("f4")
+    rows = pd.DataFrame({"x": list(x), "y": [0, 1] * 20})
+    best = search(linear, rows, tmp_path / "run").best
+    assert best.evaluate(rows.assign(a=0).rename(columns={"a": 7})) == best.evaluate(rows)
+    torch.testing.assert_close(best.predict({"x": x, 7: x}), best.predict(x), rtol=0, atol=0)
+    with pytest.raises(InputError):  # a row of a frame has no rows to evaluate
+        best.evaluate(rows.iloc[0])
 
 
 def test_made_columns_have_the_types_of_the_training_data(tmp_path: Path) -> None:
@@ -900,26 +914,32 @@ def test_classes_are_the_largest_outputs_only_if_the_loss_says_so(tmp_path: Path
             best.predict(x, output="probability")
 
 
-def test_a_lightning_module_with_several_inputs_predicts_raw_rows(tmp_path: Path) -> None:
+def lightning_base() -> Any:
+    """Return a LightningModule of one layer, without its training step."""
     lightning = pytest.importorskip("lightning")
 
-    class Module(lightning.LightningModule):
+    class Base(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
             self.out = nn.Linear(2, 2)
-
-        def forward(self, first: Any, second: Any) -> Any:
-            return self.out(torch.stack([first, second], 1))
-
-        def training_step(self, batch: Any) -> Any:
-            return F.cross_entropy(self(batch["a"], batch["b"]), batch["y"])
 
         def validation_step(self, batch: Any) -> None:
             self.log("loss", self.training_step(batch))
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return Base
+
+
+def test_a_lightning_module_with_several_inputs_predicts_raw_rows(tmp_path: Path) -> None:
+    class Module(lightning_base()):  # type: ignore[misc]
+        def forward(self, first: Any, second: Any) -> Any:
+            return self.out(torch.stack([first, second], 1))
+
+        def training_step(self, batch: Any) -> Any:
+            return F.cross_entropy(self(batch["a"], batch["b"]), batch["y"])
 
     class Predicting(Module):
         def predict_step(self, batch: Any) -> Any:
@@ -965,14 +985,7 @@ def test_a_saved_model_tells_that_it_does_not_predict_as_the_users_method(tmp_pa
 def test_a_saved_lightning_module_tells_that_it_has_forward_only(tmp_path: Path) -> None:
     import runpy
 
-    lightning = pytest.importorskip("lightning")
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.out = nn.Linear(2, 2)
-
+    class Module(lightning_base()):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
             return self.out(x)
 
@@ -980,14 +993,8 @@ def test_a_saved_lightning_module_tells_that_it_has_forward_only(tmp_path: Path)
             x, y = batch
             return F.cross_entropy(self(x), y)
 
-        def validation_step(self, batch: Any) -> None:
-            self.log("loss", self.training_step(batch))
-
         def predict_step(self, batch: Any) -> Any:
             return torch.softmax(self(batch[0]), 1)
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
 
     frame = pd.DataFrame({"a": np.arange(40.0), "b": np.ones(40), "y": [0, 1] * 20})
     data = cerebro.shard(

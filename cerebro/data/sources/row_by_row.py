@@ -234,28 +234,38 @@ class HuggingFaceSource(Source):
                 yield table
                 first += next(iter(table.values())).rows
         else:
-            typed = {name: features[name] for name in names if name not in classes}
+            types = _types_of({name: features[name] for name in names if name not in classes})
             rows = iter(dataset.with_format(None))
-            yield from row_chunks((_give_types(row, typed) for row in rows), names, classes)
+            yield from row_chunks((_give_types(row, types) for row in rows), names, classes)
 
 
-def _give_types(row: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str, Any]:
+def _types_of(features: Mapping[str, Any]) -> dict[str, tuple[str, bool]]:
+    """Return the types of the features of numbers, and whether all their rows have one shape."""
+    types = {}
+    for name, feature in features.items():
+        inner = getattr(feature, "feature", feature)  # of a list
+        dtype = str(getattr(inner, "dtype", ""))
+        if dtype.startswith(("int", "uint", "float", "bool")):
+            has_shape = inner is feature or getattr(feature, "length", -1) not in (-1, None)
+            types[name] = dtype, has_shape
+    return types
+
+
+def _give_types(row: Mapping[str, Any], types: Mapping[str, tuple[str, bool]]) -> dict[str, Any]:
     """Return a row with arrays and numbers of its features' types, which decoding drops."""
-    return {**row, **{name: _give_type(row[name], of) for name, of in features.items()}}
+    return {**row, **{name: _give_type(row[name], *given) for name, given in types.items()}}
 
 
-def _give_type(value: Any, feature: Any) -> Any:
-    inner = getattr(feature, "feature", feature)  # of a list
-    dtype = str(getattr(inner, "dtype", ""))
-    if value is None or not dtype.startswith(("int", "uint", "float", "bool")):
+def _give_type(value: Any, dtype: str, has_shape: bool) -> Any:
+    if value is None:
         return value
     try:
         array = np.asarray(value, dtype)
     except (TypeError, ValueError):  # lists of lists, gaps
         return value
-    if inner is feature or getattr(feature, "length", -1) not in (-1, None):
-        return array if array.ndim else array[()]
-    return list(array)  # which may differ in length from row to row
+    if not has_shape:
+        return list(array)  # which may differ in length from row to row
+    return array if array.ndim else array[()]
 
 
 def _is_plain(feature: Any) -> bool:

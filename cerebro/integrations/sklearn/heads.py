@@ -167,7 +167,7 @@ def rename_features(estimator: Any, names: Any) -> None:
 
 
 def names_of(rows: Any) -> Any:
-    """Return the names of a frame's columns; None if it is none, or scikit-learn ignores them."""
+    """Return a frame's column names, or None for other rows and names that are not strings."""
     names = getattr(rows, "columns", None)
     return names if names is not None and all(isinstance(name, str) for name in names) else None
 

@@ -457,6 +457,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return pairs, repr(splitter)
 
     def _epochs_of(self, learning: Any, originals: Originals) -> int:
+        """Return `epochs` or its default; warn about estimators that count rows in each epoch."""
         last, final = steps_of(learning)[-1]
         kinds = [type(each).__name__ for each in originals.get(last, {}).values() or [final]]
         counting = [kind for kind in kinds if kind in COUNTING]
@@ -470,6 +471,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return epochs
 
     def _check_paths(self) -> None:
+        """Raise InputError for a folder in use, for which `search` would name its own arguments."""
         for name in ("path", "run"):
             given = getattr(self, name)
             if isinstance(given, (str, os.PathLike)):
