@@ -197,28 +197,34 @@ threads_get_the_same(void)
     cer_orders_release(orders);
 }
 
+enum { MANY = 60 }; /* all kept, so that finding the last takes long */
+
 static void *
 take_until_told(void *argument)
 {
     atomic_bool *told = ((void **)argument)[1];
 
-    for (uint32_t i = 0; !atomic_load(told); i++)
-        cer_order_release(take(((void **)argument)[0], i, 9, 20000));
+    while (!atomic_load(told))
+        cer_order_release(take(((void **)argument)[0], 0, MANY, 100));
     return NULL;
 }
 
-/* Forked while a thread most likely has the lock. */
+/* Forked while a thread most likely has the lock. The thread does not allocate:
+ * forks of a sanitizer's allocator wait for a lock that it had. */
 static void
 a_forked_child_has_its_own(void)
 {
     cer_orders *orders = new_orders();
-    cer_order *mine = take(orders, 0, 0, 100);
+    cer_order *mine;
     atomic_bool told = false;
     void *arguments[] = {orders, &told};
     pthread_t thread;
 
+    for (uint32_t i = 0; i < MANY; i++)
+        cer_order_release(take(orders, 0, i, 100));
+    mine = take(orders, 0, MANY, 100);
     CHECK_EQ_INT(pthread_create(&thread, NULL, take_until_told, arguments), 0);
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 30; i++) {
         int code = -1;
         pid_t child = fork();
 
@@ -227,8 +233,8 @@ a_forked_child_has_its_own(void)
             bool good;
 
             (void)alarm(20); /* a wait here would last forever */
-            a = take(orders, 0, 0, 100);
-            b = take(orders, 0, 0, 100);
+            a = take(orders, 0, MANY, 100);
+            b = take(orders, 0, MANY, 100);
             good = a != mine && b != a && memcmp(a->rows, mine->rows, 400) == 0;
             cer_order_release(a);
             cer_order_release(b);
