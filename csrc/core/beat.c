@@ -226,13 +226,6 @@ beat_on(void *argument)
 {
     cer_beat *beat = argument;
 
-#ifdef __linux__
-    /* A stopped process runs no thread that could notice the end, so it is
-     * continued when its parent ends. (The kernel means the thread that forked;
-     * continuing too early is harmless.) */
-    if (beat->peer >= 0)
-        (void)prctl(PR_SET_PDEATHSIG, SIGCONT);
-#endif
     while (!atomic_load(&beat->stop)) {
         atomic_fetch_add_explicit(&beat->page->beats, 1, memory_order_relaxed);
         wait_interval(beat);
@@ -270,6 +263,14 @@ start_thread(cer_beat *beat, cer_error *err)
     atomic_store(&beat->stop, false);
     beat->process = getpid();
     beat->parent = getppid();
+#ifdef __linux__
+    /* A stopped process runs no thread that could notice the end, so it is
+     * continued when its parent ends. (The kernel means the thread that forked;
+     * continuing too early is harmless.) Not by the new thread: the process may
+     * be stopped before that runs. */
+    if (beat->peer >= 0)
+        (void)prctl(PR_SET_PDEATHSIG, SIGCONT);
+#endif
     code = cer_thread_start(&beat->thread, beat_on, beat);
     if (code != 0)
         return cer_fail_errno(err, code, "cannot start a thread");

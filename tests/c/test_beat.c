@@ -195,11 +195,12 @@ be_worker(int peer, int alive, bool stops)
     if (cer_beat_open(-1, &beat, NULL) != CER_OK ||
         cer_beat_start(beat, 5, peer, NULL) != CER_OK)
         _exit(1);
-    wait_for_beats(beat, 2);
+    if (!stops) /* a stopped one may not have beaten yet */
+        wait_for_beats(beat, 2);
     if (fork() != 0)
         (void)!write(alive, "x", 1);
     if (stops)
-        (void)raise(SIGSTOP);
+        (void)kill(getpid(), SIGSTOP);
     for (;;)
         (void)pause();
 }
