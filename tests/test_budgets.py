@@ -26,7 +26,7 @@ LINES = {
     "control.py": 420,
     "coordinator": 5_530,
     "dask.py": 20,
-    "data": 9_790,
+    "data": 9_820,
     "errors.py": 200,
     "executors": 2_030,
     "integrations": 9_310,
@@ -38,7 +38,7 @@ LINES = {
     "optuna.py": 30,
     "ray": 40,
     "report": 3_560,
-    "results": 3_310,
+    "results": 3_320,
     "run": 3_620,
     "searchers": 1_650,
     "sklearn.py": 20,
@@ -47,7 +47,7 @@ LINES = {
     "testing.py": 200,
     "torch": 8_690,
     "transforms.py": 430,
-    "worker": 6_180,
+    "worker": 6_190,
     "watch": 1_650,
 }
 """The most lines of Python in each folder and file of the package, a little above today's."""

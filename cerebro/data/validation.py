@@ -19,6 +19,7 @@ from cerebro.data.dtypes import Array, quote_cell
 from cerebro.data.manifest import Column, checksum_of
 from cerebro.data.rows import Part, part_from_json, part_to_json, select_rows
 from cerebro.errors import InputError, text_of
+from cerebro.transforms import Normalize, Pad, Scale
 
 MAX_FOLDS = 10_000
 
@@ -371,3 +372,31 @@ def _explain_unfit(ours: Column, data: Dataset) -> str | None:
                 "training data does not have: leave those rows out, or train on some of them"
             )
     return None
+
+
+def describe_other_numbers(train: Dataset, data: Dataset, columns: Iterable[str]) -> str:
+    """Return which column's transforms give `data` other numbers than `train`; "" if none do.
+
+    Columns that are stored with different types are not compared, nor are crops and flips.
+    """
+    for name in columns:
+        ours, theirs = train.columns.get(name), data.columns.get(name)
+        if ours is None or theirs is None or ours.dtype != theirs.dtype:
+            continue
+        there, here = _list_scaling(train, ours), _list_scaling(data, theirs)
+        if here != there:
+            trained, given = (
+                " and ".join(type(step).__name__ for step in steps) for steps in (there, here)
+            )
+            others = "other numbers" if trained == given else given or "none"
+            return f"column {name!r} has {trained or 'no transform'} in training, but {others} here"
+    return ""
+
+
+def _list_scaling(data: Dataset, column: Column) -> list[Scale | Normalize | Pad]:
+    """Return the transforms that decide the numbers of a column's batches."""
+    kinds = (Scale, Normalize, Pad)
+    steps = [step for step in data.transforms.get(column.name, ()) if isinstance(step, kinds)]
+    if column.ragged and not any(isinstance(step, Pad) for step in steps):
+        steps.append(Pad())
+    return [Pad(step.value) if isinstance(step, Pad) else step for step in steps]

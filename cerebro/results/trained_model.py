@@ -20,7 +20,7 @@ from cerebro.data.raw_rows import is_raw, make_source
 from cerebro.data.recipe import is_csv, is_frame_row
 from cerebro.data.rows import Part
 from cerebro.data.sources.arrays import is_bunch
-from cerebro.data.validation import find_unfit_columns
+from cerebro.data.validation import describe_other_numbers, find_unfit_columns
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import generators
 from cerebro.machine.devices import CPU, choose_resume_devices, use_device
@@ -147,7 +147,11 @@ class TrainedModel:
             if train is not None:
                 columns, unfit = models.find_fitting_columns(live.model, train, target, what)
                 options["columns"] = columns
-                if text := models.describe_left_out(unfit, target):
+                texts = (
+                    models.describe_left_out(unfit, target),
+                    describe_other_numbers(train, target, columns or train.columns),
+                )
+                for text in filter(None, texts):
                     warn_user(f"{what}: {text}")
             loader = models.make_batches(
                 live.model,
@@ -238,6 +242,8 @@ class TrainedModel:
         inputs = getattr(model, "_inputs", None)
         names = find_inputs(model, train)
         columns = [name for name in data.columns if names is None or name in names]
+        if text := describe_other_numbers(train, data, columns):
+            warn_user(f"{what}: {text}")
         unfit = find_unfit_columns(train, data, what, columns)
         if unfit and inputs is not None:
             raise InputError(next(iter(unfit.values())))

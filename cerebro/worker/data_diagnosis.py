@@ -10,6 +10,7 @@ import numpy as np
 
 from cerebro.data import Column, Dataset
 from cerebro.data.dtypes import Array, bfloat16_to_float32
+from cerebro.data.validation import describe_other_numbers
 from cerebro.errors import InputError
 from cerebro.report.findings import Finding
 
@@ -76,6 +77,13 @@ def check_columns(
         )
     rows = MANY_SAMPLED_ROWS if thorough else SAMPLED_ROWS
     names = [name for name in (*inputs, target) if name is not None]
+    others = validation and describe_other_numbers(train, validation, names or train.columns)
+    if others:
+        yield Finding(
+            "other-transforms",
+            f"validation: {others}",
+            "give it the training data's: validation.with_transforms(train.transforms)",
+        )
     sampled = _read_sample(train, names, rows)
     present = [name for name in inputs if name in sampled and name != target]
     if target in sampled:

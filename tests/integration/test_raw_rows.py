@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -333,6 +334,22 @@ def test_columns_of_arrays_may_be_rows_before_their_transforms(tmp_path: Path) -
         best.predict((rows["x"], rows["y"])),
     ):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_dataset_without_the_transforms_of_training_is_noticed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = {"x": rng.uniform(0, 255, (40, 4)).astype("f4"), "y": rng.integers(0, 2, 40)}
+    data = cerebro.shard(rows, tmp_path / "d", progress=False)
+    scaled = data.with_transforms({"x": [Scale(1 / 255)]})
+    text = "column 'x' has Scale in training, but none here"
+    with pytest.warns(UserWarning, match=f"validation: {text}: give it the training data's"):
+        best = search(linear, scaled, tmp_path / "run", validation=data.select(range(10))).best
+    for function in (best.evaluate, best.predict):
+        with pytest.warns(UserWarning, match=text):
+            function(data)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            function(scaled)
 
 
 def linear(config: dict[str, Any]) -> Any:

@@ -12,8 +12,9 @@ import pytest
 import cerebro
 from cerebro import KFold
 from cerebro.data import Dataset, shard
-from cerebro.data.validation import Folds, make_folds, make_validation
+from cerebro.data.validation import Folds, describe_other_numbers, make_folds, make_validation
 from cerebro.errors import InputError
+from cerebro.transforms import Cast, Normalize, Pad, RandomCrop, Scale
 
 ROWS, SHARDS = 103, 4
 
@@ -29,6 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         "group": np.append(groups, np.full(ROWS - len(groups), 13)),
         "real": np.linspace(0, 1, ROWS),
         "wide": np.zeros((ROWS, 2), np.int64),
+        "square": np.zeros((ROWS, 2, 2), np.float32),
         "ragged": [np.arange(i % 3) for i in range(ROWS)],
     }
     return shard(columns, tmp_path_factory.mktemp("data") / "set", shards=SHARDS, seed=5)
@@ -291,3 +293,44 @@ def test_make_validation_accepts_five_kinds(data: Dataset) -> None:
 def test_repr_of_kfold() -> None:
     assert repr(cerebro.KFold(5)) == "KFold(5)"
     assert repr(KFold(3, stratify="y", seed=4)) == "KFold(3, stratify='y', seed=4)"
+
+
+# --- the transforms of training and validation data ------------------------------------------
+
+SCALED = {"real": [Scale(2), Normalize(0.5, 0.1)]}
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out", "text"),
+    [
+        (SCALED, SCALED, ""),
+        (SCALED, {"real": [Cast("float64"), *SCALED["real"]]}, ""),
+        ({"square": [RandomCrop(1)]}, {}, ""),
+        ({"ragged": [Pad(max_length=2)]}, {"ragged": [Pad(multiple_of=4)]}, ""),
+        (SCALED, {}, "column 'real' has Scale and Normalize in training, but none here"),
+        ({}, {"real": [Scale(2)]}, "column 'real' has no transform in training, but Scale here"),
+        (
+            {"real": [Scale(2)]},
+            {"real": [Scale(3)]},
+            "column 'real' has Scale in training, but other numbers here",
+        ),
+        (
+            {"ragged": [Pad(-100)]},
+            {},
+            "column 'ragged' has Pad in training, but other numbers here",
+        ),
+    ],
+)
+def test_other_numbers_than_in_training_are_described(
+    data: Dataset, train: Any, held_out: Any, text: str
+) -> None:
+    views = data.with_transforms(train), data.with_transforms(held_out)
+    assert describe_other_numbers(*views, data.columns) == text
+    assert describe_other_numbers(*views, ["n", "missing"]) == ""
+
+
+def test_columns_stored_as_other_types_may_have_other_transforms(
+    data: Dataset, tmp_path: Path
+) -> None:
+    ready = shard({"n": np.linspace(0, 1, 9)}, tmp_path / "ready", progress=False)
+    assert describe_other_numbers(data.with_transforms({"n": [Scale(1 / ROWS)]}), ready, "n") == ""

@@ -12,6 +12,7 @@ import numpy as np
 import cerebro
 from cerebro.machine.local import LOCAL
 from cerebro.run.settings import Batches
+from cerebro.transforms import Scale
 from cerebro.worker.jobs import check
 from cerebro.worker.messages import CheckDone, CheckTask, RunContext, RunFolders
 from cerebro.worker.runner import UnitRunner
@@ -83,13 +84,14 @@ def diagnosed(
     batch_size: int = 32,
     validation: str | None = "part",
 ) -> CheckDone:
-    """Check the model that `build` makes; `validation`: "part", "training", or None."""
-    whole = data()
-    train, held_out = whole.split(0.8, 0.2)
+    """Check the model that `build` makes; `validation`: "part", "training", "unscaled", or None."""
+    train, held_out = data().split(0.8, 0.2)
+    if validation == "unscaled":
+        train = train.with_transforms({"picture": [Scale(1 / 255)]})
     context = RunContext(
         build=build,
         train=train,
-        validation={"part": held_out, "training": train, None: None}[validation],
+        validation={"training": train, None: None}.get(validation, held_out),
         batches=Batches(batch_size=batch_size),
         folders=RunFolders(*[str(folder)] * 3),
     )

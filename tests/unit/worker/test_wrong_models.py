@@ -276,6 +276,12 @@ def build_validated_on_training_rows(config):
     return model(layers(3), nn.CrossEntropyLoss(), target="label")
 
 
+@wrong("other-transforms", "validation.with_transforms", validation="unscaled")
+def build_validated_on_unscaled_pictures(config):
+    net = nn.Sequential(nn.Flatten(), layers(3, width=64))
+    return model(net, nn.CrossEntropyLoss(), inputs="picture", target="label")
+
+
 @wrong("repeated-rows", "groups=", matters=False)
 def build_repeated_rows(config):
     return model(layers(3), nn.CrossEntropyLoss(), inputs="copies", target="half")
