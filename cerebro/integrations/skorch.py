@@ -224,6 +224,8 @@ def _check_net(net: Any) -> None:
                 f"{kind} has {name}, which a search does not use: do in the module what needs a "
                 "batch; rows by weight are cerebro.shard(...).with_sampling(weights=)"
             )
+        if name == "iterator_train__drop_last" and value:
+            raise InputError(f"{kind} has {name}: give search(drop_last=True) instead")
     for name in _OWN_STEPS:
         owner = next(base for base in type(net).__mro__ if name in vars(base))
         if owner.__module__ not in _OF_SKORCH:

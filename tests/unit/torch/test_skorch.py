@@ -130,6 +130,7 @@ def test_unsupported_skorch_options_are_refused_by_name():
         (net(Accelerated, accelerator=None), "AccelerateMixin overrides train_step"),
         (net(iterator_train__sampler=weights), "has iterator_train__sampler.*with_sampling"),
         (net(iterator_valid__collate_fn=list), "has iterator_valid__collate_fn"),
+        (net(iterator_train__drop_last=True), r"has iterator_train__drop_last: give search\("),
         (net(callbacks=[EarlyStopping()]), "callback EarlyStopping.*use search.stop="),
         (net(callbacks=[("clip", GradientNormClipping)]), "GradientNormClipping.*use clip_norm="),
         (net(warm_start=True), "has warm_start=True"),
