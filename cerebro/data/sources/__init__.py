@@ -95,7 +95,8 @@ def is_torch(source: Any) -> bool:
 
 
 def _is_arrow(source: Any) -> bool:
-    if hasattr(source, "__arrow_c_stream__"):  # tables, readers, other libraries' frames
+    # Tables, readers, other libraries' frames; a series has one type.
+    if hasattr(source, "__arrow_c_stream__") and not hasattr(source, "dtype"):
         return True
     return is_instance(source, "pyarrow", "RecordBatch") or is_instance(
         source, "pyarrow.dataset", "Dataset"

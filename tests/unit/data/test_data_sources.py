@@ -1222,6 +1222,11 @@ def test_unsupported_sources_are_refused(tmp_path: Path) -> None:
             shard(source, tmp_path / "d")
 
 
+def test_a_series_is_no_table() -> None:
+    with pytest.raises(InputError, match="single array: name it"):
+        open_source(frame()["f"])
+
+
 def test_files_are_known_by_their_content(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("a\n1\n2\n")
