@@ -679,8 +679,8 @@ with open(os.path.join(sys.argv[2], "cgroup.procs"), "w") as file:
     file.write(str(os.getpid()))
 module = import_file(sys.argv[1])
 import cerebro
-import re
-cerebro.search(module.build, module.space, module.data, run="run", workers=2, progress=False,
+# One worker, which has done a unit before: its memory is known.
+cerebro.search(module.build, module.space, module.data, run="run", workers=1, progress=False,
                **module.settings)
 """
     subprocess.run([sys.executable, "-c", code, file, memory_group], cwd=tmp_path, check=True)
