@@ -225,17 +225,20 @@ class TrainedModel:
                 like = self._saved.dataset("data")
                 wanted = find_inputs(live.model, like)
                 data = rows.enter_context(write_temporary(data, like, "predict", wanted))
-                unfit = self._find_unfit_columns(live.model, data, "predict")
+                unfit = self._check_columns(live.model, data, "predict")
             elif isinstance(data, Dataset):
-                unfit = self._find_unfit_columns(live.model, data, str(data.path))
+                unfit = self._check_columns(live.model, data, str(data.path))
             size = self._batches.size_of(self._config)
             if output == "probability" and hasattr(live.model, "predict_probability"):
                 live.model.predict_batch = live.model.predict_probability
                 return _predict(live.model, data, size, unfit)
             return decode(_predict(live.model, data, size, unfit), output, live.model, train)
 
-    def _find_unfit_columns(self, model: Any, data: Dataset, what: str) -> dict[str, str]:
-        """Return why the model might misread columns; raise InputError if its inputs name one."""
+    def _check_columns(self, model: Any, data: Dataset, what: str) -> dict[str, str]:
+        """Return why the model might misread columns; warn about other numbers than in training.
+
+        Raise InputError if the model's inputs name a column that it misreads.
+        """
         train = self._saved.training_data()
         if train is None:
             return {}

@@ -86,12 +86,13 @@ def diagnosed(
 ) -> CheckDone:
     """Check the model that `build` makes; `validation`: "part", "training", "unscaled", or None."""
     train, held_out = data().split(0.8, 0.2)
+    validations = {"part": held_out, "unscaled": held_out, "training": train, None: None}
     if validation == "unscaled":
         train = train.with_transforms({"picture": [Scale(1 / 255)]})
     context = RunContext(
         build=build,
         train=train,
-        validation={"training": train, None: None}.get(validation, held_out),
+        validation=validations[validation],
         batches=Batches(batch_size=batch_size),
         folders=RunFolders(*[str(folder)] * 3),
     )
