@@ -95,7 +95,7 @@ class Server(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:
+        except Exception:  # no thread; after Ctrl-C it may run already, and release it itself
             self._free.release()
             raise
 

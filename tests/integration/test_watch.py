@@ -588,6 +588,27 @@ def test_the_command_prints_the_address_and_ends_on_ctrl_c(finished: Path) -> No
         assert process.wait(20) == 0
 
 
+def test_ctrl_c_while_a_request_begins_ends_the_page(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request may have ended before the thread that started it hears of the signal."""
+    start = threading.Thread.start
+
+    def start_and_interrupt(thread: threading.Thread) -> None:
+        start(thread)
+        if "process_request_thread" in thread.name:
+            thread.join()
+            raise KeyboardInterrupt
+
+    with Server(WatchedRuns(finished)) as server:
+        client = threading.Thread(target=read, args=(server, "/api/runs"))
+        client.start()
+        monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            server.handle_request()
+        client.join()
+
+
 def test_mistakes_of_the_command(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
